@@ -1,0 +1,153 @@
+"""Bodies of the foundation model's assets: train a day, judge a day. Imports torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from dagster_project.lib.assets import Made
+from dagster_project.lib.metadata import chart, numbers
+from dagster_project.lib.recipes import recipe
+from dagster_project.lib.resources import Home
+from dagster_project.lib.staleness import digest
+from dagster_project.lib.training import click_probabilities, examples, frame_data, made_artifact, new_artifact
+from models import metrics
+from models.artifact import write_json_atomically
+from models.data import FrameData
+from models.gem.model import Gem
+from models.schema import FeatureSchema
+from models.training.checkpoint import load_optimizer, load_weights, save_model
+from models.training.logistic import Logistic
+from models.training.loop import CheckpointPlan, TrainConfig, TrainReport, evaluate, predict, train_day
+from models.training.optimizer import TableOptimizer
+
+logger = logging.getLogger(__name__)
+
+GEM, BASELINE = "gem/foundation_model", "gem/baseline"
+CHECKPOINT_STEPS = 200
+GEM_TABLES = ("tables.weight",)
+BASELINE_TABLES = ("tables.weight",)
+
+
+def load_gem(home: Home, day: str) -> Gem:
+    """The foundation model as of a day."""
+    model = Gem(recipe(home.preset).gem, home.schema())
+    load_weights(home.artifact(GEM, day).path, model)
+    model.eval()
+    return model
+
+
+def train(home: Home, day: str, before: str | None, code: str) -> Made:
+    """Train GEM and its baseline one more day and store both; the version is GEM's."""
+    values, schema = recipe(home.preset), home.schema()
+    data = frame_data(home, day)
+    losses: list[float] = []
+    gem = Gem(values.gem, schema, home.seed)
+    version, report = _train_one(home, GEM, gem, GEM_TABLES, data, day, before, code, values.gem_train, losses)
+    baseline = Logistic(schema, home.seed)
+    _train_one(home, BASELINE, baseline, BASELINE_TABLES, data, day, before, code, values.gem_train, [])
+    metadata = {
+        "dagster/row_count": report.num_examples,
+        **numbers(examples(report)),
+        "parameters": sum(p.numel() for p in gem.parameters()),
+        "training loss": chart("Training loss", {"loss": _smooth(losses)}, ["first step", "last step"]),
+    }
+    return Made(version, metadata)
+
+
+def _train_one(
+    home: Home, name: str, model: nn.Module, tables: tuple[str, ...], data: FrameData, day: str, before: str | None,
+    code: str, config: TrainConfig, losses: list[float],
+) -> tuple[str, TrainReport]:  # fmt: skip
+    schema: FeatureSchema = data.schema
+    optimizer = TableOptimizer(model, config.optimizer, tables)
+    parents = {f"lake/training_frame/{day}": home.lake.partition("training_frame", day).version}
+    if before is not None:
+        previous = home.artifact(name, before)
+        load_weights(previous.path, model)
+        load_optimizer(previous.path, optimizer)
+        parents[f"{name}/{before}"] = previous.version
+    folder = home.path / "artifacts" / "checkpoints" / digest([name, parents, asdict(config), code])
+    report = train_day(
+        model, optimizer, data, config, home.seed * 1000 + home.facts().days.index(day),
+        progress=lambda step, total, loss: losses.append(loss),
+        checkpoint=CheckpointPlan(folder, CHECKPOINT_STEPS),
+    )  # fmt: skip
+    with new_artifact(home, name.replace("/", "_"), name, day, code) as draft:
+        save_model(draft.path, model, schema, {"train": asdict(config)}, optimizer)
+        draft.parents, draft.config = parents, {"trained_through": day, "seed": home.seed}
+        draft.metrics = examples(report)
+    shutil.rmtree(folder, ignore_errors=True)
+    return made_artifact(draft).version, report
+
+
+def _smooth(losses: Sequence[float], points: int = 60) -> list[float]:
+    if not losses:
+        return []
+    return [float(np.mean(part)) for part in np.array_split(np.asarray(losses), min(points, len(losses)))]
+
+
+def judge(home: Home, day: str, before: str) -> dict[str, Any]:
+    """Metrics of yesterday's models on all impressions of a day; clicks, or expected clicks where an oracle is."""
+    data, probability_R = frame_data(home, day), click_probabilities(home, day)
+    baseline = Logistic(data.schema, home.seed)
+    load_weights(home.artifact(BASELINE, before).path, baseline)
+    logit_RT, other_RT = predict(load_gem(home, before), data), predict(baseline, data)
+    found = evaluate(data, logit_RT, probability_R=probability_R)
+    floor = evaluate(data, other_RT, probability_R=probability_R)
+    task = data.schema.tasks[0].name
+    overall, base = found[f"{task}/all"], floor[f"{task}/all"]
+    return {
+        "day": day, "trained_through": before, "examples": _examples_seen(home, before), **overall,
+        **{f"baseline_{name}": base[name] for name in ("ne", "auc", "gauc")},
+        "calibration_error": overall["calibration"] / max(overall["rate"] * overall["rows"], 1.0) ** 0.5,
+        "difference": _difference(data, logit_RT, other_RT, probability_R, home.seed),
+        "by_surface": [{"slice": name, **values} for name, values in found.items()],
+    }  # fmt: skip
+
+
+def _examples_seen(home: Home, day: str) -> int:
+    days = home.facts().days
+    return sum(int(home.lake.partition("training_frame", d).facts["num_kept"]) for d in days[: days.index(day) + 1])
+
+
+def _difference(
+    data: FrameData, logit_RT: Tensor, other_RT: Tensor, probability_R: np.ndarray[Any, Any] | None, seed: int
+) -> dict[str, float]:
+    """NE of GEM minus NE of the baseline with its standard error, bootstrapped by user."""
+    mature_R = data.mature_RT[:, 0].numpy() > 0
+    label_R = data.label_RT[:, 0].numpy() if probability_R is None else probability_R
+    interval = metrics.paired_entropy_difference(
+        label_R[mature_R], logit_RT[:, 0].numpy()[mature_R], other_RT[:, 0].numpy()[mature_R],
+        data.user_code_R.numpy()[mature_R], generator=np.random.default_rng(seed),
+    )  # fmt: skip
+    return asdict(interval)
+
+
+def _report_path(home: Home, day: str) -> Path:
+    return home.reports / "gem" / f"{day}.json"
+
+
+def write_report(home: Home, day: str, report: dict[str, Any]) -> None:
+    """Store a day's evaluation."""
+    write_json_atomically(_report_path(home, day), report)
+
+
+def read_report(home: Home, day: str) -> dict[str, Any]:
+    """A day's evaluation."""
+    report: dict[str, Any] = json.loads(_report_path(home, day).read_text())
+    return report
+
+
+def read_reports(home: Home, days: Sequence[str], last: str) -> list[dict[str, Any]]:
+    """Evaluations through a day that have numbers, oldest first."""
+    through = [day for day in days if day <= last and _report_path(home, day).exists()]
+    return [report for report in (read_report(home, day) for day in through) if "ne" in report]

@@ -1,0 +1,64 @@
+"""What a run is about: the home folder, the source, its size and its seed. Read from the environment once.
+
+A home remembers the settings it was made with, so that `make ui` needs no more than the home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from models.artifact import write_json_atomically
+
+PRESETS = ("tiny", "laptop")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where everything lives and what it is made of."""
+
+    home: Path
+    source: str
+    preset: str
+    seed: int
+    data_dir: Path | None
+
+    @property
+    def lake(self) -> Path:
+        """`<home>/lake`."""
+        return self.home / "lake"
+
+    def write(self) -> None:
+        """Remember these settings in `<home>/settings.json`."""
+        values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+        del values["home"]
+        write_json_atomically(self.home / "settings.json", values)
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from `MIRACH_HOME`, `DATA`, `DATA_DIR`, `PRESET` and `SEED`; what is unset comes from the home.
+
+    Raises:
+        ValueError: names the variable and its value.
+    """
+    home = Path(environment.get("MIRACH_HOME") or Path("data") / (environment.get("DATA") or "simulator")).absolute()
+    stored: dict[str, object] = {}
+    if (home / "settings.json").exists():
+        stored = json.loads((home / "settings.json").read_text())
+    preset = environment.get("PRESET") or str(stored.get("preset", "laptop"))
+    if preset not in PRESETS:
+        raise ValueError(f"PRESET: {preset!r} is unknown; known presets: {', '.join(PRESETS)}")
+    seed = environment.get("SEED") or str(stored.get("seed", 0))
+    if not seed.isdigit():
+        raise ValueError(f"SEED: {seed!r} is not a whole number >= 0")
+    data_dir = environment.get("DATA_DIR") or stored.get("data_dir")
+    return Settings(
+        home=home,
+        source=environment.get("DATA") or str(stored.get("source", "simulator")),
+        preset=preset,
+        seed=int(seed),
+        data_dir=Path(str(data_dir)).absolute() if data_dir else None,
+    )

@@ -1,0 +1,105 @@
+"""Configuration of the retrieval model, its index and its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RetrievalTraining:
+    """How the retrieval model and its index are trained. Shares are of all steps."""
+
+    batch_size: int = 1024
+    epochs: int = 2
+    learning_rate: float = 2e-3
+    table_learning_rate: float = 0.02
+    dense_decay: float = 1e-5
+    softmax_weight: float = 0.3
+    """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
+    distillation_weight: float = 0.5
+    """Weight of the teacher's logits on unlabelled pairs."""
+    pair_rows: int = 64
+    """Rows with unlabelled pairs a step."""
+    index_start: float = 0.3
+    """Share of training after which codebooks are initialised and the index loss begins to warm up."""
+    index_warm_up: float = 0.2
+    index_weight: float = 0.5
+    """Weight of the supervised losses of all levels together."""
+    level_gradient: float = 0.1
+    """Part of the levels' gradient that reaches the ad tower (0: the index follows the scorer and never bends it)."""
+    gradient_start: float = 0.6
+    """Share of training before which that part is 0."""
+    reconstruction_weight: float = 0.5
+    balance_weight: float = 0.05
+    alignment_weight: float = 0.1
+    beam_weight: float = 0.5
+    """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
+    beam_rows: int = 32
+    beam_every: int = 2
+    beam_width: int = 8
+    """Nodes of an upper level whose children that loss compares."""
+    trunk_gradient: float = 0.0
+    """Part of that loss's gradient that reaches the user's trunk."""
+    beam_best: int = 30
+    """Ads of the full scan whose nodes are the listwise targets."""
+    ads_per_step: int = 1024
+    """Live ads, drawn uniformly, on which reconstruction and balance are taken."""
+    queue_length: int = 32
+    max_alpha: float = 12.0
+    alpha_exponent: float = 1.5
+    refresh_every: int = 40
+    """Steps between snapshots of paths and node features."""
+    reseed_below: float = 0.1
+    """A node with less than this part of a fair share is moved at a refresh."""
+
+
+@dataclass(frozen=True)
+class RetrievalConfig:
+    """Sizes of the towers, the levels and the index. Levels come first, ads last, in the per-level tuples."""
+
+    level_sizes: tuple[int, ...] = (32, 32)
+    width: int = 32
+    num_ad_vectors: int = 2
+    num_user_vectors: tuple[int, ...] = (4, 4, 4)
+    hidden: tuple[int, ...] = (16, 16, 16)
+    interaction_width: int = 8
+    table_width: int = 16
+    trunk_width: int = 128
+    recent_length: int = 32
+    history_length: int = 400
+    """Newest events that enter the interaction features."""
+    num_attention_queries: int = 4
+    half_lives_s: tuple[float, ...] = (86_400.0, 1_209_600.0)
+    node_values: int = 2
+    """Values a node keeps of each group (its virtual features)."""
+    training: RetrievalTraining = field(default_factory=RetrievalTraining)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the per-level tuples don't fit the number of levels."""
+        for name in ("num_user_vectors", "hidden"):
+            value = getattr(self, name)
+            if len(value) != len(self.level_sizes) + 1:
+                raise ValueError(
+                    f"{name}: {value} needs one value a level and one for ads, {len(self.level_sizes) + 1}"
+                )
+        if not self.level_sizes or min(self.level_sizes) < 1:
+            raise ValueError(f"level_sizes: {self.level_sizes} needs at least one level of at least one node")
+
+    @property
+    def num_levels(self) -> int:
+        """L, the levels of nodes; ads are one more."""
+        return len(self.level_sizes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RetrievalConfig:
+        """Inverse of `to_dict`, also after a trip through JSON."""
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k != "training"
+        }
+        return cls(**plain, training=RetrievalTraining(**values["training"]))

@@ -1,0 +1,196 @@
+"""Interaction features of a user and a candidate, from the user's history (I2IF, HSNN arXiv 2408.06653 section 3).
+
+The history is weighted once a request: every event counts by its kind and its age, in C channels of different
+half-life. A feature is log(1 + weight of the events that share a value with the candidate): its category, its
+advertiser, the ad itself; for nodes, their most frequent values weighted by the share of their ads that have them
+(virtual features of HILL, arXiv 2604.12965), and all ads of the node. Many candidates look their values up in dense
+counts, one gather a group whatever the length of the history; the one candidate of a training row is compared
+with the events directly.
+
+Shape legend: B requests, E events, G groups, V codes of a group, C channels (half-lives), S distinct
+(request, ad) pairs of the histories, M candidates, R values kept per node and group, N ads, F = (G + 1) C features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.batch import AdTable, HistorySlice
+from models.schema import FeatureSchema
+
+
+@dataclass(frozen=True)
+class Interest:
+    """Weighted events of B histories; rows are contiguous and ascending."""
+
+    start_B1: Tensor
+    row_E: Tensor
+    item_E: Tensor
+    group_EG: Tensor
+    weight_EC: Tensor
+    num_codes_G: tuple[int, ...]
+    """Largest group code of the ads + 1."""
+    num_ads: int
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.start_B1) - 1
+
+    @property
+    def num_channels(self) -> int:
+        """C."""
+        return self.weight_EC.shape[1]
+
+    @cached_property
+    def count_GBCV(self) -> tuple[Tensor, ...]:
+        """Dense log counts per group [B, C, V]; code 0 (unknown) is always 0."""
+        counts = []
+        for g, num_codes in enumerate(self.num_codes_G):
+            known = self.group_EG[:, g] > 0
+            counts.append(self._total(self.group_EG[:, g], num_codes, known))
+        return tuple(counts)
+
+    @cached_property
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """Ascending `row * num_ads + ad` of the ads in the histories [S] and their total weights [S, C]."""
+        key_S, place_E = torch.unique(self.row_E * self.num_ads + self.item_E, return_inverse=True)
+        weight_SC = self.weight_EC.new_zeros((len(key_S), self.num_channels))
+        return key_S, weight_SC.index_add(0, place_E, self.weight_EC)
+
+    def _total(self, position_E: Tensor, num_positions: int, kept_E: Tensor) -> Tensor:
+        row_E, position_E, weight_EC = self.row_E[kept_E], position_E[kept_E], self.weight_EC[kept_E]
+        channel_C = torch.arange(self.num_channels, device=row_E.device)
+        place_EC = (row_E[:, None] * self.num_channels + channel_C) * num_positions + position_E[:, None]
+        total = weight_EC.new_zeros(self.num_rows * self.num_channels * num_positions)
+        total = total.index_add(0, place_EC.flatten(), weight_EC.flatten())
+        return torch.log1p(total).view(self.num_rows, self.num_channels, num_positions)
+
+    def shared(self, code_MG: Tensor) -> Tensor:
+        """Group features [B, G C, M] of candidates that are the same for every request."""
+        return torch.cat([count.index_select(2, code_MG[:, g]) for g, count in enumerate(self.count_GBCV)], dim=1)
+
+    def own(self, code_BMG: Tensor) -> Tensor:
+        """Group features [B, G C, M] of each request's own candidates."""
+        parts = []
+        for g, count_BCV in enumerate(self.count_GBCV):
+            code_BCM = code_BMG[:, None, :, g].expand(-1, count_BCV.shape[1], -1)
+            parts.append(count_BCV.gather(2, code_BCM))
+        return torch.cat(parts, dim=1)
+
+    def shared_nodes(self, value_MGR: Tensor, weight_MGR: Tensor) -> Tensor:
+        """Group features [B, G C, M] of nodes: log counts averaged with the nodes' value weights."""
+        parts = []
+        for g, count_BCV in enumerate(self.count_GBCV):
+            flat_BCX = count_BCV.index_select(2, value_MGR[:, g].flatten())
+            count_BCMR = flat_BCX.view(*count_BCV.shape[:2], *value_MGR[:, g].shape)
+            parts.append((count_BCMR * weight_MGR[:, g]).sum(-1))
+        return torch.cat(parts, dim=1)
+
+    def own_nodes(self, value_BMGR: Tensor, weight_BMGR: Tensor) -> Tensor:
+        """The same for each request's own nodes."""
+        parts = []
+        for g, count_BCV in enumerate(self.count_GBCV):
+            value_BMR = value_BMGR[:, :, g]
+            value_BCX = value_BMR.flatten(1)[:, None].expand(-1, count_BCV.shape[1], -1)
+            count_BCMR = count_BCV.gather(2, value_BCX).view(*count_BCV.shape[:2], *value_BMR.shape[1:])
+            parts.append((count_BCMR * weight_BMGR[:, None, :, g]).sum(-1))
+        return torch.cat(parts, dim=1)
+
+    def matched(self, value_BGR: Tensor, weight_BGR: Tensor | None = None) -> Tensor:
+        """Group features [B, G C, 1] of one candidate a request, without dense counts (R = 1 for ads)."""
+        num_rows, num_groups, num_values = value_BGR.shape
+        wanted_EGR = value_BGR.to(torch.int32)[self.row_E]
+        same_EGR = (wanted_EGR == self.group_EG[:, :, None]) & (wanted_EGR > 0)
+        event_X, group_X, value_X = same_EGR.nonzero(as_tuple=True)
+        place_X = (self.row_E[event_X] * num_groups + group_X) * num_values + value_X
+        total = self.weight_EC.new_zeros((num_rows * num_groups * num_values, self.num_channels))
+        total = total.index_add(0, place_X, self.weight_EC[event_X])
+        feature_BGRC = torch.log1p(total).view(num_rows, num_groups, num_values, self.num_channels)
+        if weight_BGR is not None:
+            feature_BGRC = feature_BGRC * weight_BGR[..., None]
+        return feature_BGRC.sum(2).flatten(1)[:, :, None]
+
+    def matched_positions(self, position_N: Tensor, wanted_B: Tensor) -> Tensor:
+        """Features [B, C, 1]: how often the history visited one position a request (-1: none)."""
+        position_E = position_N[self.item_E]
+        event_X = ((position_E == wanted_B[self.row_E]) & (position_E >= 0)).nonzero().squeeze(1)
+        total = self.weight_EC.new_zeros((self.num_rows, self.num_channels))
+        total = total.index_add(0, self.row_E[event_X], self.weight_EC[event_X])
+        return torch.log1p(total)[:, :, None]
+
+    def visits(self, position_N: Tensor, num_positions: int) -> Tensor:
+        """How often the history visited each position, [B, C, positions].
+
+        `position_N` maps ad codes to positions (slots of the index, nodes of a level, ...), -1 to none.
+        """
+        position_E = position_N[self.item_E]
+        return self._total(position_E, num_positions, position_E >= 0)
+
+    def seen(self, code_BM: Tensor) -> Tensor:
+        """How often each request's own candidate ads stand in its history, [B, C, M]."""
+        key_S, weight_SC = self.distinct
+        row_B1 = torch.arange(self.num_rows, device=code_BM.device)[:, None]
+        wanted_X = (row_B1 * self.num_ads + code_BM).flatten()
+        if len(key_S) == 0:
+            found_XC = weight_SC.new_zeros((len(wanted_X), self.num_channels))
+        else:
+            place_X = torch.searchsorted(key_S, wanted_X).clamp(max=len(key_S) - 1)
+            found_XC = weight_SC[place_X] * (key_S[place_X] == wanted_X)[:, None]
+        return torch.log1p(found_XC).view(*code_BM.shape, self.num_channels).transpose(1, 2)
+
+    def rows(self, row_X: Tensor) -> Interest:
+        """The interest of some requests, renumbered in the given order."""
+        start_X, length_X = self.start_B1[row_X], self.start_B1.diff()[row_X]
+        start_X1 = functional.pad(torch.cumsum(length_X, 0), (1, 0))
+        owner_E = torch.repeat_interleave(torch.arange(len(row_X), device=row_X.device), length_X)
+        place_E = (start_X - start_X1[:-1])[owner_E] + torch.arange(len(owner_E), device=row_X.device)
+        return Interest(
+            start_B1=start_X1,
+            row_E=owner_E,
+            item_E=self.item_E[place_E],
+            group_EG=self.group_EG[place_E],
+            weight_EC=self.weight_EC[place_E],
+            num_codes_G=self.num_codes_G,
+            num_ads=self.num_ads,
+        )
+
+
+class InterestCounter(nn.Module):
+    """Weights the events of histories. Learns how much an event of each kind counts in each channel."""
+
+    half_life_C: Tensor
+
+    def __init__(self, schema: FeatureSchema, half_lives_s: tuple[float, ...]) -> None:
+        super().__init__()
+        self.num_groups = len(schema.groups)
+        self.kind_weight_KC = nn.Parameter(torch.full((max(1, len(schema.kinds)), len(half_lives_s)), 0.5413))
+        self.register_buffer("half_life_C", torch.tensor(half_lives_s, dtype=torch.float32), persistent=False)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return (self.num_groups + 1) * len(self.half_life_C)
+
+    def forward(self, history: HistorySlice, ads: AdTable) -> Interest:
+        """Weigh the histories of B requests; items are ad codes of `ads`."""
+        item_E = history.item_E.to(torch.int64)
+        row_E = torch.repeat_interleave(
+            torch.arange(history.num_rows, device=item_E.device), history.start_B1.diff(), output_size=len(item_E)
+        )
+        kind_EC = functional.softplus(self.kind_weight_KC)[history.kind_E.to(torch.int64)]
+        return Interest(
+            start_B1=history.start_B1,
+            row_E=row_E,
+            item_E=item_E,
+            group_EG=ads.group_NG[item_E],
+            weight_EC=kind_EC * torch.exp2(-history.age_E[:, None] / self.half_life_C),
+            # Codes are contiguous: the largest one bounds the counts far below what the schema admits.
+            num_codes_G=tuple(int(code) + 1 for code in ads.group_NG.amax(0)) if len(ads.ad_id_N) else (),
+            num_ads=len(ads.ad_id_N),
+        )

@@ -1,0 +1,242 @@
+"""Joint training of the retrieval model and its index under one loss (HSNN arXiv 2408.06653 section 4).
+
+The scorer trains alone first; then residual k-means places the codebooks, the index loss warms up linearly, and
+alpha rises from soft to hard. The levels' gradient into the ad tower is stopped until late and scaled after
+that: an index that may bend the ads gets its coverage by making the scorer worse. Paths and node features are
+those of a snapshot that is taken again every few steps, which is what serving will see too.
+
+Shape legend: B rows, J ads a row, X rows with teacher pairs, N ads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.batch import AdTable, Batch
+from models.data import FrameData
+from models.index.config import RetrievalConfig
+from models.index.losses import Forward, beam_loss, distillation_loss, forward, level_losses, scorer_losses
+from models.index.monn import RetrievalModel, UserState
+from models.index.publish import Index, publish
+from models.index.quantizer import BalanceQueue
+from models.schema import FeatureSchema
+from models.training.optimizer import OptimizerConfig, TableOptimizer
+
+TABLES = ("tables.weight",)
+Progress = Callable[[int, int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TeacherPairs:
+    """Teacher's logits of the main task on unlabelled pairs: rows of one day, each with J live ads."""
+
+    row_X: Tensor
+    ad_code_XJ: Tensor
+    logit_XJ: Tensor
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What happened: steps, seconds, mean losses of the last tenth of the steps, and the index's history."""
+
+    num_steps: int
+    num_rows: int
+    seconds: float
+    losses: dict[str, float]
+    nodes_moved: int
+    used_leaves: list[int] = field(default_factory=list)
+    """Published leaves at every snapshot."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dict(vars(self))
+
+
+def train_retrieval(
+    config: RetrievalConfig,
+    schema: FeatureSchema,
+    days: Sequence[FrameData],
+    *,
+    pairs: Sequence[TeacherPairs | None] = (),
+    seed: int,
+    with_index: bool = True,
+    initial: RetrievalModel | None = None,
+    progress: Progress | None = None,
+) -> tuple[RetrievalModel, TrainingReport]:
+    """Train on the training samples of `days`, oldest first.
+
+    Args:
+        pairs: one entry a day (or none at all): unlabelled pairs with the teacher's logits.
+        with_index: False trains the same scorer on the same rows without any loss of the index: the control.
+        initial: weights to start from (a warm start); its configuration must be `config`.
+        progress: called with step, number of steps, and the step's losses.
+
+    Raises:
+        ValueError: there is no day, or `pairs` has another length than `days`.
+    """
+    if not days:
+        raise ValueError("days: there is nothing to train on")
+    if pairs and len(pairs) != len(days):
+        raise ValueError(f"pairs: {len(pairs)} entries for {len(days)} days")
+    trainer = _Trainer(config, schema, days, seed, with_index, initial)
+    started = time.perf_counter()
+    for _ in range(config.training.epochs):
+        for number, day in enumerate(days):
+            trainer.day(day, pairs[number] if pairs else None, progress)
+    if with_index and trainer.index is None:
+        trainer.start_index(days[-1].ads)
+    trainer.model.eval()
+    tail = max(1, trainer.step // 10)
+    report = TrainingReport(
+        num_steps=trainer.step,
+        num_rows=trainer.num_rows,
+        seconds=time.perf_counter() - started,
+        losses={name: sum(values[-tail:]) / len(values[-tail:]) for name, values in trainer.losses.items()},
+        nodes_moved=trainer.nodes_moved,
+        used_leaves=trainer.used_leaves,
+    )
+    return trainer.model, report
+
+
+class _Trainer:
+    """State of one training."""
+
+    def __init__(
+        self, config: RetrievalConfig, schema: FeatureSchema, days: Sequence[FrameData], seed: int, with_index: bool,
+        initial: RetrievalModel | None,
+    ) -> None:  # fmt: skip
+        self.config, self.training = config, config.training
+        self.model = RetrievalModel(config, schema, seed)
+        if initial is not None:
+            self.model.load_state_dict(initial.state_dict())
+        self.model.train()
+        self.generator = torch.Generator().manual_seed(seed)
+        # Draws of the index come from their own stream: both variants see the same rows in the same order.
+        self.index_generator = torch.Generator().manual_seed(seed + 1)
+        rates = OptimizerConfig(
+            dense_rate=self.training.learning_rate, table_rate=self.training.table_learning_rate,
+            weight_decay=self.training.dense_decay,
+        )  # fmt: skip
+        self.optimizer = TableOptimizer(self.model, rates, TABLES)
+        batch_size = self.training.batch_size
+        per_epoch = sum(-(-len(day.rows(kept_only=True)) // batch_size) for day in days)
+        self.num_steps = per_epoch * self.training.epochs
+        self.with_index = with_index
+        self.warm = initial is not None
+        self.queue = BalanceQueue(config.level_sizes, self.training.queue_length)
+        self.index: Index | None = None
+        self.step = 0
+        self.num_rows = 0
+        self.nodes_moved = 0
+        self.used_leaves: list[int] = []
+        self.losses: dict[str, list[float]] = defaultdict(list)
+
+    def day(self, data: FrameData, pairs: TeacherPairs | None, progress: Progress | None) -> None:
+        """One pass over the training sample of a day."""
+        live = (~data.ads.retired_N).nonzero().squeeze(1)
+        if self.index is not None:
+            self._snapshot(data.ads)
+        for batch in data.batches(self.training.batch_size, generator=self.generator):
+            share = self.step / max(1, self.num_steps)
+            if self.with_index and self.index is None and (self.warm or share >= self.training.index_start):
+                self.start_index(data.ads)
+            losses = self._losses(batch, data, pairs, live, share)
+            total = torch.stack(list(losses.values())).sum()
+            total.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.step += 1
+            self.num_rows += len(batch.ad_code_B)
+            values = {name: float(value.detach()) for name, value in losses.items()}
+            for name, value in values.items():
+                self.losses[name].append(value)
+            if progress is not None:
+                progress(self.step, self.num_steps, values)
+            if self.index is not None and self.step % self.training.refresh_every == 0:
+                self._refresh(data.ads, live, share)
+
+    def start_index(self, ads: AdTable) -> None:
+        """Place the codebooks by residual k-means on the live ads and take the first snapshot."""
+        if not self.warm:
+            with torch.no_grad():
+                live = (~ads.retired_N).nonzero().squeeze(1)
+                vector_ND = self.model.ad_vectors(ads, live).flatten(1)
+            self.model.index.initialise(vector_ND, self.index_generator)
+        self._snapshot(ads)
+
+    def _refresh(self, ads: AdTable, live: Tensor, share: float) -> None:
+        if share < 0.8:
+            with torch.no_grad():
+                vector_ND = self.model.ad_vectors(ads, live).flatten(1)
+            self.nodes_moved += self.model.index.reseed(
+                vector_ND, self.index_generator, min_share=self.training.reseed_below
+            )
+        self._snapshot(ads)
+
+    def _snapshot(self, ads: AdTable) -> None:
+        self.index = publish(self.model, ads)
+        self.used_leaves.append(self.index.level_sizes[-1])
+
+    def _index_share(self, share: float) -> float:
+        """How far the index's own part of training has come, 0 to 1."""
+        start = 0.0 if self.warm else self.training.index_start
+        return (share - start) / max(1e-9, 1.0 - start)
+
+    def _losses(
+        self, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
+    ) -> dict[str, Tensor]:
+        training = self.training
+        step = forward(self.model, batch, data.ads)
+        losses, logit_YU = scorer_losses(self.model, step)
+        losses["softmax"] = losses["softmax"] * training.softmax_weight
+        if pairs is not None and len(pairs.row_X):
+            chosen = torch.randint(len(pairs.row_X), (training.pair_rows,), generator=self.generator)
+            code_BJ = pairs.ad_code_XJ[chosen]
+            unlabelled = data.pairs(pairs.row_X[chosen], code_BJ[:, 0])
+            error = distillation_loss(self.model, unlabelled, data.ads, code_BJ, pairs.logit_XJ[chosen])
+            losses["distillation"] = error * training.distillation_weight
+        if self.index is not None:
+            losses |= self._index_losses(step, logit_YU, live, share, self.index)
+        return losses
+
+    def _index_losses(
+        self, step: Forward, logit_YU: Tensor, live: Tensor, share: float, index: Index
+    ) -> dict[str, Tensor]:
+        training, model = self.training, self.model
+        progress = self._index_share(share)
+        warm = min(1.0, progress / max(1e-9, training.index_warm_up))
+        gradient = training.level_gradient * (share >= training.gradient_start) * warm
+        alpha = max(1.0, training.max_alpha * progress**training.alpha_exponent)
+        quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
+        losses = level_losses(model, step, index, quantised, logit_YU)
+        scale = training.index_weight * warm
+        losses["level_impressions"] = losses["level_impressions"] * scale
+        losses["level_softmax"] = losses["level_softmax"] * scale * training.softmax_weight
+        losses["alignment"] = losses["alignment"] * scale * training.alignment_weight
+        chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
+        vector_ND = scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient)
+        uniform = model.index(vector_ND, alpha)
+        losses["reconstruction"] = uniform.reconstruction * training.reconstruction_weight
+        losses["balance"] = self.queue.loss(uniform) * training.balance_weight * warm
+        if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
+            row_X = torch.randint(len(step.trunk_BT), (training.beam_rows,), generator=self.index_generator)
+            trunk_XT = scale_gradient(step.trunk_BT[row_X], training.trunk_gradient)
+            levels = tuple(model.level(i).state(trunk_XT) for i in range(self.config.num_levels + 1))
+            state = UserState(levels, step.interest.rows(row_X))
+            losses["beam"] = beam_loss(model, index, state, training) * training.beam_weight * warm
+        return losses
+
+
+def scale_gradient(value: Tensor, scale: float) -> Tensor:
+    """The same value; its gradient is multiplied by `scale` (0 stops it)."""
+    if scale == 1.0:
+        return value
+    if scale == 0.0:
+        return value.detach()
+    return value * scale + value.detach() * (1.0 - scale)
