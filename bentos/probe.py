@@ -146,7 +146,7 @@ def same_answer(ad_ids: Sequence[int], scores: Sequence[float], expected: Answer
 
 def _problem(answer: ServedAnswer, expected: Answer) -> str | None:
     if answer.status != 200:
-        return f"status {answer.status}: {answer.body}"
+        return f"status {answer.status}: {str(answer.body)[:500]}"
     if same_answer(answer.body["ad_ids"], answer.body["scores"], expected):
         return None
     return f"served {answer.body['ad_ids'][:5]} but the engine says {expected.ad_ids[:5]}"

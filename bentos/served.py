@@ -170,5 +170,5 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
-        return {"text": text.decode(errors="replace")[:500]}
+        return {"text": text.decode(errors="replace")}
     return value if isinstance(value, dict) else {"value": value}

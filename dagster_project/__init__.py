@@ -2,5 +2,6 @@
 
 import warnings
 
-# Backfill policies and partition mappings that allow a missing first day are marked beta in Dagster 1.13; we pin 1.13.
-warnings.filterwarnings("ignore", message=".*is currently in beta")
+# Dagster 1.13, which we pin, marks backfill policies and partition mappings that allow a missing first day as beta,
+# and checks by partition as preview.
+warnings.filterwarnings("ignore", message=".*is currently in (beta|preview)")

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +28,15 @@ from numpy.typing import NDArray
 from feature_repo.days import DAY_SECONDS, MICROSECONDS
 from feature_repo.history_bytes import HISTORY_EVENT, unpack_history
 from feature_repo.store import TTL_DAYS, feast_folder, feature_service_name, online_state, open_store
+from feature_repo.tail import PUSHED_EVENT, TAIL_KEY, join_history, merge_tail
 from models.schema import FeatureSchema
 
+if TYPE_CHECKING:
+    from feast import FeatureStore
+
+__all__ = ["HISTORY_EVENT", "PUSHED_EVENT", "OnlineReader", "OnlineUser"]
+
 logger = logging.getLogger(__name__)
-
-PUSHED_EVENT = np.dtype(
-    [("event_id", "<i8"), ("time_us", "<i8"), ("item", "<i4"), ("kind", "u1"), ("surface", "u1")]
-)  # fmt: skip
-"""An event as it is pushed: item is the ad code, kind and surface are codes of the schema."""
-
-TAIL_KEY = np.dtype([("event_id", "<i8"), ("time_us", "<i8")])
-"""What the tail keeps beside its 10 bytes an event, to order and to recognise it."""
 
 NUM_LOCKS = 64
 LOCKED_SECONDS = 30.0
@@ -93,13 +91,20 @@ class OnlineReader:
             raise ValueError(
                 f"schema: {feast_folder(self.home)} has no feature service {name}; it has {sorted(services) or 'none'}"
             )
+        state = online_state(self.home)
+        if state is not None and state.schema_fingerprint != schema.fingerprint:
+            raise ValueError(
+                f"schema: the online store holds features of {state.schema_fingerprint}, not of {schema.fingerprint}"
+            )
         self._service = services[name]
+        # Writes have a connection of their own: a writer that waits for SQLite would hold up reads on a shared one.
+        self._writer = open_store(self.home)
         self._locks = feast_folder(self.home) / "locks"
         self._locks.mkdir(exist_ok=True)
         self._write = threading.Lock()
         self._num_categorical = len(schema.categorical_of("user"))
         self._num_dense = len(schema.dense_of("user"))
-        self._fetch([0])
+        self._fetch(self._store, [0])
 
     @property
     def published_at_us(self) -> int:
@@ -110,12 +115,17 @@ class OnlineReader:
     def read(self, user_ids: Sequence[int], now_us: int) -> list[OnlineUser]:
         """What is known of each user at `now_us`, in the order of `user_ids`; unknown users are flagged, not errors.
 
-        Values older than the ttl of their view, and values and events from after `now_us`, are left out.
+        Values older than the ttl of their view, and values and events from after `now_us`, are left out: a replay of a
+        past day passes the time of that day, not that of the clock.
+
+        Raises:
+            ValueError: the store was materialised with another schema since this reader was opened.
         """
         if not len(user_ids):
             return []
         return [
-            self._user(user_id, views, now_us) for user_id, views in zip(user_ids, self._fetch(user_ids), strict=True)
+            self._user(user_id, views, now_us)
+            for user_id, views in zip(user_ids, self._fetch(self._store, user_ids), strict=True)
         ]
 
     def push_events(self, user_id: int, events: NDArray[Any]) -> int:
@@ -133,7 +143,7 @@ class OnlineReader:
         """
         self._check(events)
         with self._user_lock(user_id):
-            tail, keys, at_us = self._tail(self._fetch([user_id], ["user_tail"])[0])
+            tail, keys, at_us = self._tail(self._fetch(self._writer, [user_id], ["user_tail"])[0])
             tail, keys = merge_tail(tail, keys, events, self.schema.history_length)
             newest_us = max(at_us, int(keys["time_us"].max(initial=0)))
             self._write_tail(user_id, tail, keys, newest_us)
@@ -164,6 +174,8 @@ class OnlineReader:
             categorical[0] = user_id
             dense = np.zeros(self._num_dense, np.float32)
             return OnlineUser(user_id, False, categorical, dense, joined, float("nan"), 0)
+        if len(vector.values["categorical"]) != self._num_categorical or len(vector.values["dense"]) != self._num_dense:
+            raise ValueError(f"user {user_id}: the online features do not fit schema {self.schema.fingerprint}")
         return OnlineUser(
             user_id=user_id,
             known=True,
@@ -174,11 +186,13 @@ class OnlineReader:
             published_at_us=vector.at_us,
         )
 
-    def _fetch(self, user_ids: Sequence[int], only: Sequence[str] = ()) -> list[dict[str, _Values]]:
+    def _fetch(
+        self, store: FeatureStore, user_ids: Sequence[int], only: Sequence[str] = ()
+    ) -> list[dict[str, _Values]]:
         features: Any = self._service
         if only:
             features = [f"{view}:{name}" for view in only for name in (*_FEATURES[view], _AT)]
-        answer = self._store.get_online_features(
+        answer = store.get_online_features(
             features=features, entity_rows=[{"user_id": int(u)} for u in user_ids], full_feature_names=True
         ).proto
         names = answer.metadata.feature_names.val
@@ -205,7 +219,7 @@ class OnlineReader:
         while True:
             try:
                 with self._write:
-                    self._store.push("user_tail_push", pd.DataFrame(row))
+                    self._writer.write_to_online_store("user_tail", pd.DataFrame(row))
                 return
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error):
@@ -251,53 +265,3 @@ def _values(column: dict[str, Any], view: str, row: int) -> _Values | None:
             case kind:
                 raise ValueError(f"online store: {view}.{name} holds {kind or 'nothing'} for row {row}")
     return _Values(values, at.int64_val)
-
-
-def merge_tail(
-    tail: NDArray[Any], keys: NDArray[Any], events: NDArray[Any], history_length: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Merge pushed events into a tail: one event an id (the first one stays), by (time, event_id), newest kept.
-
-    Args:
-        tail: `HISTORY_EVENT` rows.
-        keys: `TAIL_KEY` rows beside them.
-        events: `PUSHED_EVENT` rows in any order.
-        history_length: how many of the newest events stay.
-    """
-    new_tail, new_keys = np.empty(len(events), HISTORY_EVENT), np.empty(len(events), TAIL_KEY)
-    for name in ("item", "kind", "surface"):
-        new_tail[name] = events[name]
-    new_tail["time"] = events["time_us"] // MICROSECONDS
-    for name in ("event_id", "time_us"):
-        new_keys[name] = events[name]
-    all_tail, all_keys = np.concatenate([tail, new_tail]), np.concatenate([keys, new_keys])
-    _, first = np.unique(all_keys["event_id"], return_index=True)
-    order = first[np.lexsort((all_keys["event_id"][first], all_keys["time_us"][first]))][-history_length:]
-    return all_tail[order], all_keys[order]
-
-
-def join_history(history: NDArray[Any], tail: NDArray[Any], history_length: int, now_s: int) -> NDArray[Any]:
-    """Batch history followed by those events of the tail that it does not hold; the newest `history_length`.
-
-    That is the order of the event log: what became known after the cut stands behind what was known before it.
-    Where the batch history is full, events of the tail that are older than all of it were cut off it and stay out.
-    Events from after `now_s` are dropped.
-    """
-    if len(tail) and len(history):
-        tail = _not_in(tail, history)
-        if len(history) >= history_length:
-            tail = tail[tail["time"] >= history["time"].min()]
-    joined = np.concatenate([history, tail]) if len(tail) else history
-    if len(joined) and joined["time"].max() > now_s:
-        joined = joined[joined["time"] <= now_s]
-    return joined[-history_length:]
-
-
-def _not_in(tail: NDArray[Any], history: NDArray[Any]) -> NDArray[Any]:
-    """Events of the tail that do not occur, byte for byte, in the history."""
-    recent = history[history["time"] >= tail["time"].min()]
-    held = set(recent.view(_RAW).tolist())
-    return tail[[event not in held for event in tail.view(_RAW).tolist()]]
-
-
-_RAW = np.dtype((np.void, HISTORY_EVENT.itemsize))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from feature_repo import columns
@@ -59,7 +60,8 @@ def build_statistics(lake: Lake, facts: SourceFacts, day: str) -> tuple[Partitio
     Raises:
         ValueError: the catalogue of the day or the counts of the previous day are missing.
     """
-    counts = lake.write("counts", day, _count_day(lake, facts, day))
+    files = _count_day(lake, facts, day)
+    counts = lake.write("counts", day, files, facts=_matched(lake, facts, day, files))
     users, ads = lake.read("catalogue", day, "users"), lake.read("catalogue", day, "ads")
     window = trailing_days(facts, day, WINDOW_DAYS)
     _, cut_us = day_bounds_us(facts, day)
@@ -109,6 +111,17 @@ def _count_day(lake: Lake, facts: SourceFacts, day: str) -> dict[str, pa.Table]:
             .append_column("last_active", pa.array(last_active_R))
         )
     return files
+
+
+def _matched(lake: Lake, facts: SourceFacts, day: str, files: dict[str, pa.Table]) -> dict[str, int]:
+    """How many positive outcomes became known, and how many of them belong to an impression of the last days."""
+    num_positive = 0
+    if lake.has("outcomes", day):
+        num_positive = int((lake.read("outcomes", day, columns=["value"])["value"].to_numpy() > 0).sum())
+    return {
+        "num_positive_outcomes": num_positive,
+        "num_matched_outcomes": int(_matrix(files["day_ads"], facts)[:, FIRST_LABEL:].sum()),
+    }
 
 
 def _counts_table(count_RK: Counts, facts: SourceFacts) -> pa.Table:

@@ -8,13 +8,11 @@ Feast is imported inside functions: the import takes seconds.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import json
 import logging
 import os
-import shutil
 import sqlite3
 import time
 import uuid
@@ -26,15 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from feature_repo.days import MICROSECONDS, day_bounds_us
+from feature_repo.export import export_online, link
 from feature_repo.feature_schema import schema_for
-from feature_repo.history_bytes import pack_histories
 from feature_repo.lake import Lake
-from feature_repo.tables import TIME, SourceFacts
-from feature_repo.training_tables import load_history, load_tables
+from feature_repo.tables import SourceFacts
 from models.schema import FeatureSchema
 
 if TYPE_CHECKING:
@@ -161,13 +156,13 @@ def materialize(home: Path, lake: Lake, facts: SourceFacts, day: str) -> Materia
     _, cut_us = day_bounds_us(facts, day)
     for earlier in facts.days[: facts.days.index(day) + 1]:
         for view in ("user_features", "ad_features"):
-            _link(lake.path(view, earlier), offline_folder(home, view) / f"{earlier}.parquet")
+            link(lake.path(view, earlier), offline_folder(home, view) / f"{earlier}.parquet")
     num_users = lake.partition("user_features", day).num_rows
     state = online_state(home)
     if state is not None and state.published_at_us > cut_us:
         logger.warning("the online store holds the cut of %s; the older cut of %s stays offline", state.day, day)
         return Materialization(day, num_users, 0, False, time.monotonic() - started)
-    num_histories = _export_online(home, lake, facts, day, cut_us)
+    num_histories = export_online(feast_folder(home) / "offline", lake, facts, day, cut_us)
     store = open_store(home)
     cut = datetime.fromtimestamp(cut_us // MICROSECONDS, UTC)
     with _quiet():
@@ -225,59 +220,6 @@ def _arrow_type(field: Any) -> pa.DataType:
     from feast.types import from_feast_to_pyarrow_type
 
     return from_feast_to_pyarrow_type(field.dtype)
-
-
-def _export_online(home: Path, lake: Lake, facts: SourceFacts, day: str, cut_us: int) -> int:
-    """Write the vectors and packed histories of a cut; only the newest files are kept. Returns users with events."""
-    schema = schema_for(facts)
-    tables = load_tables(lake, facts, day, day)
-    user_id = pa.array(tables.user_id_U)
-    vectors = pa.table(
-        {
-            "user_id": user_id,
-            "categorical": _lists(tables.user_categorical_UC, len(schema.categorical_of("user"))),
-            "dense": _lists(tables.user_dense_UD, len(schema.dense_of("user"))),
-        }
-    )
-    days = facts.days[: facts.days.index(day) + 1]
-    packed_U = pack_histories(load_history(lake, days, len(tables.user_id_U)), facts.history_length)
-    has_events = pa.compute.greater(pa.compute.binary_length(packed_U), 0)
-    histories = pa.table({"user_id": user_id, "history": packed_U}).filter(has_events)
-    for view, rows in (("user_vector", vectors), ("user_history", histories)):
-        _write_newest(offline_folder(home, view), day, rows, cut_us)
-    return int(histories.num_rows)
-
-
-def _lists(values: NDArray[Any], width: int) -> pa.ListArray:
-    offsets = pa.array(np.arange(len(values) + 1) * width, pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
-
-
-def _write_newest(folder: Path, day: str, rows: pa.Table, cut_us: int) -> None:
-    cut = pa.array(np.full(rows.num_rows, cut_us), pa.int64())
-    for name, column in (("published_at", cut.cast(TIME)), ("created_at", cut.cast(TIME)), ("event_timestamp_us", cut)):
-        rows = rows.append_column(name, column)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{uuid.uuid4().hex}"
-    pq.write_table(rows, temporary, compression="zstd")
-    os.replace(temporary, folder / f"{day}.parquet")
-    for stale in folder.glob("*.parquet"):
-        if stale.name != f"{day}.parquet":
-            stale.unlink()
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and os.path.samefile(source, target):
-        return
-    temporary = target.with_name(f".{uuid.uuid4().hex}")
-    try:
-        os.link(source, temporary)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
 
 
 def _write_state(home: Path, state: OnlineState) -> None:

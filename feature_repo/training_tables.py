@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from feature_repo import columns
@@ -129,7 +130,7 @@ def _brand_new(users: pa.Table, ads: pa.Table, facts: SourceFacts, cut_us: int) 
         ad_dense_NF=np.column_stack([columns.ad_attributes(ads, facts), ad_statistics_NS]).astype(np.float32),
         ad_embedding_NM=columns.ad_embedding(ads, facts),
         ad_group_NG=columns.ad_groups(ads, groups),
-        ad_retired_N=ads["retired"].to_numpy(zero_copy_only=False),
+        ad_retired_N=pa.compute.fill_null(pa.compute.less_equal(ads["retired_us"], cut_us), False).to_numpy(),
         ad_created_us_N=ads["created_us"].to_numpy(),
         ad_bid_N=ads["bid"].to_numpy(),
     )

@@ -96,6 +96,19 @@ def read_requests(logs: Path, start: datetime, end: datetime) -> RequestLog:
     return RequestLog(rows, len(good), bad, found, before - rows.num_rows)
 
 
+def answer_features(rows: pa.Table) -> pa.Table:
+    """Columns of answers whose distribution is watched (`monitoring.drift`): scores, cost, length, age, tier."""
+    with duckdb.connect() as connection:
+        connection.register("rows", rows)
+        answers: pa.Table = connection.execute(
+            "select scores[1]::double as dense_top_score, list_avg(scores)::double as dense_mean_score, "
+            "len(ad_ids)::double / k as dense_filled, cost::double as dense_cost, "
+            "feature_age_s::double as dense_feature_age_s, surface as cat_surface, tier as cat_tier, "
+            "cold::varchar as cat_cold from rows"
+        ).to_arrow_table()
+    return answers
+
+
 def _hour_files(logs: Path, start: datetime, end: datetime) -> list[Path]:
     hour = start.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     files: list[Path] = []

@@ -24,6 +24,8 @@ class Line:
     legend: str
     metric: str
     labels: tuple[tuple[str, str], ...] = ()
+    tags: tuple[str, ...] = ()
+    """Only runs with these tags."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,28 @@ def _column(legend: str, metric: str, column: str, **labels: str) -> Line:
     return Line(legend, metric, (("column", column), *labels.items()))
 
 
+DRIFT_TABLES = ("user_features", "ad_features", "requests")
+"""Tables that have panels in the drift dashboard; a run carries its table's name as a tag."""
+
+
+def _drift_panels(table: str) -> tuple[Panel, ...]:
+    """Panels of one table: a plot shows one line for a metric, whatever its tags, so tables don't share plots."""
+    share, count = ((("value_type", value),) for value in ("share", "count"))
+    return (
+        Panel(table.replace("_", " "), kind="text", size="full"),
+        Panel("Share of drifted columns", (Line("share", "DriftedColumnsCount", share, (table,)),)),
+        Panel("Drifted columns", (Line("columns", "DriftedColumnsCount", count, (table,)),), kind="bar"),
+    )
+
+
 DASHBOARDS: dict[Topic, Dashboard] = {
     "drift": Dashboard(
         "drift",
-        "Features of a day against the reference the models were trained on",
+        "Features and answers of a day against the reference",
         (
-            Panel("Feature drift", kind="text", size="full"),
-            Panel(
-                "Share of drifted columns",
-                (Line("share", "DriftedColumnsCount", (("value_type", "share"),)),),
-            ),
-            Panel("Embedding centroid shift", (Line("shift", "EmbeddingShift"),)),
-            Panel("Rows", (Line("rows", "RowCount"),), kind="bar"),
-            Panel(
-                "Drifted columns",
-                (Line("columns", "DriftedColumnsCount", (("value_type", "count"),)),),
-                kind="counter",
-            ),
+            *(panel for table in DRIFT_TABLES for panel in _drift_panels(table)),
+            Panel("creatives", kind="text", size="full"),
+            Panel("Embedding centroid shift", (Line("ads", "EmbeddingShift", (), ("ad_features",)),), size="full"),
         ),
     ),
     "recall": Dashboard(
@@ -182,7 +189,8 @@ def _panel(panel: Panel) -> Any:
     from evidently.sdk.panels import bar_plot_panel, counter_panel, line_plot_panel, text_panel
 
     values = [
-        PanelMetric(legend=line.legend, metric=line.metric, metric_labels=dict(line.labels)) for line in panel.lines
+        PanelMetric(legend=line.legend, metric=line.metric, metric_labels=dict(line.labels), tags=list(line.tags))
+        for line in panel.lines
     ]
     match panel.kind:
         case "text":

@@ -1,14 +1,13 @@
 """Prometheus metrics of the service: labelled by route template and status, with buckets from a millisecond.
 
 `bentoml serve` sets PROMETHEUS_MULTIPROC_DIR, so counters live in files and survive a killed worker; without
-it the same objects count in memory.
+it the same objects count in memory. The client decides when it is imported, whatever the variable says later
+(importing Feast sets it).
 """
 
 from __future__ import annotations
 
-import os
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from bentos.retrieval.batcher import BatchReport
@@ -79,7 +78,7 @@ class ServiceMetrics:
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its media type."""
         registry = self.registry
-        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        if values.ValueClass is not values.MutexValue:
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -100,7 +100,7 @@ def online_store(home: Home, day: str) -> Made:
     store.apply(home.path, facts)
     done = store.materialize(home.path, lake, facts, day)
     parts = [lake.partition(table, day).version for table in ("user_features", "ad_features", "event_log")]
-    service = store.feature_service_name(home.schema())
+    service = store.feature_service_name(home.feature_schema())
     metadata = {"dagster/row_count": done.num_users, **numbers(asdict(done)), "feature service": service}
     return Made(digest([service, parts]), metadata)
 

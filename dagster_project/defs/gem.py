@@ -63,7 +63,7 @@ def evaluation(home: Home, day: str) -> Made:
     gem_stages.write_report(home, day, report)
     metadata: dict[str, Any] = {**numbers({k: v for k, v in report.items() if k != "by_surface"})}
     if "by_surface" in report:
-        metadata["by surface"] = table(report["by_surface"])
+        metadata["by surface"] = table(report["by_surface"])  # type: ignore[arg-type]
         history = gem_stages.read_reports(home, FACTS.days, day)
         series = {name: [float(r[name]) for r in history] for name in ("ne", "baseline_ne")}
         metadata["normalised entropy"] = chart("Normalised entropy by day", series, [r["day"] for r in history])

@@ -32,7 +32,7 @@ FRAMES = [
     kinds={"pytorch", "safetensors"}, code=CODE, job="daily", condition=NIGHTLY,
 )  # fmt: skip
 def teacher_labels(home: Home, day: str) -> Made:
-    """Logits of the day's training sample by the GEM that had not seen the day, made once; in-sample logits would lie."""
+    """Logits of the day's training sample by the GEM that had not seen the day yet, made once."""
     before = previous_day(day)
     if before is None:
         home.forget(LABELS, day)
@@ -98,5 +98,6 @@ def vertical_model(home: Home, partition: str) -> Made:
 def not_worse_than_untaught(home: Home, partition: str) -> Verdict:
     """The taught student's normalised entropy is not above the untaught one's, beyond the interval's width (warns)."""
     values: dict[str, Any] = home.artifact("transfer/vertical_model", partition).manifest.metrics
-    text = f"NE difference {values['ne_difference']:+.4f} in {values['ne_difference_low']:+.4f}..{values['ne_difference_high']:+.4f}"
-    return Verdict(values["ne_difference_low"] <= 0.0, text, numbers(values))
+    low, high = values["ne_difference_low"], values["ne_difference_high"]
+    text = f"NE difference {values['ne_difference']:+.4f} in {low:+.4f}..{high:+.4f}"
+    return Verdict(low <= 0.0, text, numbers(values))

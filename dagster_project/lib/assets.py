@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_project.lib.conditions import Condition
 from dagster_project.lib.partitions import DAYS
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import (
@@ -75,12 +76,12 @@ def stage_asset(
     group: str,
     name: str,
     *,
-    deps: Sequence[dg.AssetDep | Sequence[str]],
+    deps: Sequence[Any],
     kinds: set[str],
     code: str,
     job: str,
     partitions: dg.PartitionsDefinition[str] = DAYS,
-    condition: dg.AutomationCondition[dg.AssetKey] | None = None,
+    condition: Condition | None = None,
     freshness: dg.FreshnessPolicy | None = None,
 ) -> Callable[[Body], dg.AssetsDefinition]:
     """Declare asset `<group>/<name>`, made by `job`, from a body; the body's docstring is the description.
@@ -100,7 +101,7 @@ def stage_asset(
             owners=OWNERS,
             tags={JOB_TAG: job},
             code_version=code,
-            automation_condition=condition,
+            automation_condition=condition,  # type: ignore[arg-type]
             freshness_policy=freshness,
         )
         def asset(context: dg.AssetExecutionContext, home: Home) -> dg.MaterializeResult[Any]:

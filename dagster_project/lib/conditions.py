@@ -5,16 +5,18 @@ Neither acts on anything whose blocking checks did not pass: a blocking check st
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
-AUDITED = dg.AutomationCondition.all_deps_blocking_checks_passed()
+Condition = dg.AutomationCondition[Any]
 
-FOLLOW: dg.AutomationCondition[dg.AssetKey] = dg.AutomationCondition.eager() & AUDITED
+AUDITED: Condition = dg.AutomationCondition.all_deps_blocking_checks_passed()
+CHANGED: Condition = dg.AutomationCondition.data_version_changed()
+EVERY_NIGHT: Condition = dg.AutomationCondition.on_cron("0 3 * * *")
+
+FOLLOW: Condition = dg.AutomationCondition.eager() & AUDITED
 """Made as soon as a parent is new, on the latest partition."""
 
-NIGHTLY: dg.AutomationCondition[dg.AssetKey] = (
-    dg.AutomationCondition.on_cron("0 3 * * *")
-    & dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed().since_last_handled())
-    & AUDITED
-)
+NIGHTLY: Condition = EVERY_NIGHT & dg.AutomationCondition.any_deps_match(CHANGED.since_last_handled()) & AUDITED
 """Trained once a night, and only if the data of a parent changed since."""

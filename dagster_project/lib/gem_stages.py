@@ -28,32 +28,28 @@ from models.training.checkpoint import load_optimizer, load_weights, save_model
 from models.training.logistic import Logistic
 from models.training.loop import CheckpointPlan, TrainConfig, TrainReport, evaluate, predict, train_day
 from models.training.optimizer import TableOptimizer
+from models.training.storage import TABLES, load_gem_model
 
 logger = logging.getLogger(__name__)
 
 GEM, BASELINE = "gem/foundation_model", "gem/baseline"
 CHECKPOINT_STEPS = 200
-GEM_TABLES = ("tables.weight",)
-BASELINE_TABLES = ("tables.weight",)
 
 
 def load_gem(home: Home, day: str) -> Gem:
     """The foundation model as of a day."""
-    model = Gem(recipe(home.preset).gem, home.schema())
-    load_weights(home.artifact(GEM, day).path, model)
-    model.eval()
-    return model
+    return load_gem_model(home.artifact(GEM, day).path)
 
 
 def train(home: Home, day: str, before: str | None, code: str) -> Made:
     """Train GEM and its baseline one more day and store both; the version is GEM's."""
-    values, schema = recipe(home.preset), home.schema()
+    values, schema = recipe(home).preset, home.feature_schema()
     data = frame_data(home, day)
     losses: list[float] = []
     gem = Gem(values.gem, schema, home.seed)
-    version, report = _train_one(home, GEM, gem, GEM_TABLES, data, day, before, code, values.gem_train, losses)
+    version, report = _train_one(home, GEM, gem, data, day, before, code, values.gem_training, losses)
     baseline = Logistic(schema, home.seed)
-    _train_one(home, BASELINE, baseline, BASELINE_TABLES, data, day, before, code, values.gem_train, [])
+    _train_one(home, BASELINE, baseline, data, day, before, code, values.gem_training, [])
     metadata = {
         "dagster/row_count": report.num_examples,
         **numbers(examples(report)),
@@ -64,11 +60,11 @@ def train(home: Home, day: str, before: str | None, code: str) -> Made:
 
 
 def _train_one(
-    home: Home, name: str, model: nn.Module, tables: tuple[str, ...], data: FrameData, day: str, before: str | None,
+    home: Home, name: str, model: nn.Module, data: FrameData, day: str, before: str | None,
     code: str, config: TrainConfig, losses: list[float],
 ) -> tuple[str, TrainReport]:  # fmt: skip
     schema: FeatureSchema = data.schema
-    optimizer = TableOptimizer(model, config.optimizer, tables)
+    optimizer = TableOptimizer(model, config.optimizer, TABLES)
     parents = {f"lake/training_frame/{day}": home.lake.partition("training_frame", day).version}
     if before is not None:
         previous = home.artifact(name, before)
@@ -82,11 +78,15 @@ def _train_one(
         checkpoint=CheckpointPlan(folder, CHECKPOINT_STEPS),
     )  # fmt: skip
     with new_artifact(home, name.replace("/", "_"), name, day, code) as draft:
-        save_model(draft.path, model, schema, {"train": asdict(config)}, optimizer)
+        save_model(draft.path, model, schema, _sizes(model), optimizer)
         draft.parents, draft.config = parents, {"trained_through": day, "seed": home.seed}
         draft.metrics = examples(report)
     shutil.rmtree(folder, ignore_errors=True)
     return made_artifact(draft).version, report
+
+
+def _sizes(model: nn.Module) -> dict[str, Any]:
+    return asdict(model.config) if isinstance(model, Gem) else {}
 
 
 def _smooth(losses: Sequence[float], points: int = 60) -> list[float]:

@@ -1,51 +1,48 @@
-"""Which sizes and training values a preset uses, for every trained asset."""
+"""What the orchestration adds to a training preset: how many days and requests a stage works with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from models.gem.model import GemConfig
-from models.index.config import RetrievalConfig, RetrievalTraining
-from models.training.loop import TrainConfig
-from models.transfer.distill import TransferConfig
-from models.transfer.student import StudentConfig
+from dagster_project.lib.resources import Home
+from models.index.config import RetrievalTraining
+from models.training.presets import Preset, open_preset
+from models.tuning.tune import TuningConfig
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All trained assets of one preset."""
+    """All trained and audited assets of one preset."""
 
-    gem: GemConfig = field(default_factory=GemConfig)
-    gem_train: TrainConfig = field(default_factory=TrainConfig)
-    student: StudentConfig = field(default_factory=StudentConfig)
-    transfer: TransferConfig = field(default_factory=TransferConfig)
-    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
-    retrieval_days: int = 7
+    preset: Preset
+    retrieval_days: int
     """Newest days that the retrieval model learns from."""
-    pair_rows: int = 2_000
+    pair_rows: int
     """Rows a day for which the foundation model scores unlabelled ads."""
-    ads_per_row: int = 16
-    audit_requests: int = 500
-    probe_requests: int = 400
-    beams: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ads_per_row: int
+    calibration_requests: int
+    """Requests on which the tiers' beams are chosen; their users are not audited."""
+    audit_requests: int
+    node_requests: int
+    """Requests whose best nodes become the data of test-time tuning."""
+    probe_requests: int
+    tuning: TuningConfig
+    recall_floor: float
+    """What the default tier must find of the full scan's answer."""
 
 
-def recipe(preset: str) -> Recipe:
-    """The recipe of a preset; raises ValueError that lists the known ones."""
-    if preset == "laptop":
-        return Recipe(beams={"lite": (4, 8), "standard": (8, 24), "full": (16, 64)})
-    if preset == "tiny":
-        base = Recipe()
-        return replace(
-            base,
-            gem=replace(base.gem, num_layers=1),
-            gem_train=replace(base.gem_train, batch_size=256),
-            transfer=replace(base.transfer, train=replace(base.transfer.train, batch_size=256)),
-            retrieval=replace(
-                base.retrieval, level_sizes=(8, 8),
-                training=replace(RetrievalTraining(), batch_size=256, epochs=1, refresh_every=10),
-            ),
-            retrieval_days=4, pair_rows=300, ads_per_row=8, audit_requests=200, probe_requests=80,
-            beams={"lite": (2, 4), "standard": (4, 12), "full": (8, 32)},
+def recipe(home: Home) -> Recipe:
+    """The recipe of a home; raises ValueError that lists the known presets."""
+    preset = open_preset(home.preset, home.source)
+    if home.preset == "tiny":
+        training = RetrievalTraining(batch_size=256, epochs=1, refresh_every=10)
+        retrieval = replace(preset.retrieval, level_sizes=(8, 8), training=training)
+        return Recipe(
+            replace(preset, retrieval=retrieval), retrieval_days=4, pair_rows=300, ads_per_row=8,
+            calibration_requests=60, audit_requests=120, node_requests=120, probe_requests=60,
+            tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
         )  # fmt: skip
-    raise ValueError(f"preset: {preset!r} is unknown; known presets: tiny, laptop")
+    return Recipe(
+        preset, retrieval_days=6, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,
+        node_requests=1_500, probe_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
+    )  # fmt: skip

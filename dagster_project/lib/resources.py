@@ -77,7 +77,7 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         return read_facts(self.path / "lake")
 
-    def schema(self) -> FeatureSchema:
+    def feature_schema(self) -> FeatureSchema:
         """The feature schema of this home."""
         from feature_repo.features import schema_for
 
@@ -111,7 +111,7 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not path.exists():
             raise ValueError(f"{name}[{partition}] was not made yet: {path} does not exist")
         value = json.loads(path.read_text())
-        return self.artifacts.open(value["kind"], value["version"], schema=self.schema())
+        return self.artifacts.open(value["kind"], value["version"], schema=self.feature_schema())
 
     def _reference(self, name: str, partition: str) -> Path:
         return self.path / "artifacts" / "by_partition" / name / f"{partition.replace('|', '@')}.json"

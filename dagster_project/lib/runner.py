@@ -138,8 +138,9 @@ def _failure(result: ExecuteInProcessResult, step: Step) -> StageFailedError:
             facts = ", ".join(
                 f"{k}={v.value}" for k, v in check.metadata.items() if not isinstance(v.value, (list, dict))
             )
-            text = f"check {check.check_name} of {check.asset_key.to_user_string()} failed: {check.description or ''} {facts}"
-            return StageFailedError(f"{step.job} {step.partition}: {text}", user_error=False)
+            name = f"check {check.check_name} of {check.asset_key.to_user_string()}"
+            message = f"{step.job} {step.partition}: {name} failed: {check.description or ''} ({facts})"
+            return StageFailedError(message, user_error=False)
     for event in result.all_events:
         if event.is_step_failure and event.step_failure_data.error is not None:
             error = event.step_failure_data.error

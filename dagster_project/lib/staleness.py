@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
 from dagster import AssetKey, DagsterInstance
@@ -23,7 +24,7 @@ PARENTS_TAG = "mirach/parents"
 DATA_VERSION_TAG = "dagster/data_version"
 DATA_VERSION_METADATA = "data_version"
 
-Graph = BaseAssetGraph  # type: ignore[type-arg]
+Graph = BaseAssetGraph[Any]
 
 
 @dataclass(frozen=True, order=True)

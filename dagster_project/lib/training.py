@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def _history(lake_root: Path, day: str, version: str) -> History:
 
 def published_ads(home: Home, day: str) -> AdTable:
     """All ads with the features published at the end of a day: what an index of that day is made of."""
-    return to_ad_table(vars(load_tables(home.lake, home.facts(), day, day)), home.schema())
+    return to_ad_table(vars(load_tables(home.lake, home.facts(), day, day)), home.feature_schema())
 
 
 def click_probabilities(home: Home, day: str) -> NDArray[np.float64] | None:
@@ -89,10 +89,31 @@ def click_probabilities(home: Home, day: str) -> NDArray[np.float64] | None:
     return frame_probabilities(home.lake, day)["click"] if home.facts().has_oracle else None
 
 
+def oracle_matrix(home: Home, data: FrameData, row_B: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """True click probability of every ad for every given request [B, N]; 0 for ads that are not live, None without an
+    oracle. Each surface is asked at the median time of its requests.
+    """
+    if not home.facts().has_oracle:
+        return None
+    oracle: Any = home.open_source().world  # type: ignore[attr-defined]
+    live_N = (~data.ads.retired_N).numpy()
+    ad_ids = data.ads.ad_id_N.numpy()[live_N]
+    surface_B, time_B = data.surface_R.numpy()[row_B], data.time_us_R.numpy()[row_B]
+    user_B = data.users.user_id_U[data.user_code_R[torch.from_numpy(row_B)]].numpy()
+    truth_BN = np.zeros((len(row_B), len(live_N)), np.float32)
+    for code, surface in enumerate(data.schema.surfaces):
+        chosen = np.flatnonzero(surface_B == code)
+        for part in np.array_split(chosen, max(1, len(chosen) // 64)):
+            if len(part):
+                block = oracle.click_matrix(user_B[part], surface, int(np.median(time_B[part])), ad_ids)
+                truth_BN[np.ix_(part, np.flatnonzero(live_N))] = block
+    return truth_BN
+
+
 @contextmanager
 def new_artifact(home: Home, kind: str, name: str, partition: str, code: str) -> Iterator[Draft]:
     """Write an artefact and remember it as what the partition of asset `name` stands for."""
-    with home.artifacts.create(kind, schema=home.schema(), code_version=code) as draft:
+    with home.artifacts.create(kind, schema=home.feature_schema(), code_version=code) as draft:
         yield draft
     assert draft.result is not None
     home.remember(name, partition, draft.result)

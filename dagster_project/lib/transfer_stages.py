@@ -14,7 +14,7 @@ from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.training import click_probabilities, frame_data, frame_days, made_artifact, new_artifact
 from models.data import FrameData
-from models.training.checkpoint import load_weights, save_model
+from models.training.storage import load_student, save_student
 from models.transfer.distill import compare, comparison_table, train_student
 from models.transfer.labels import label_day, save_labels
 from models.transfer.student import Student
@@ -40,7 +40,7 @@ def label(home: Home, day: str, before: str, code: str) -> Made:
 
 def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]]:
     """Train on the days before `as_of`, judge on it, then learn from it; the version and the metrics."""
-    values = recipe(home.preset)
+    values = recipe(home).preset
     days = home.facts().days[1 : home.facts().days.index(as_of) + 1]
     *earlier, last = frame_days(home, days, teacher=True)
     student = train_student(values.student, values.transfer, earlier, home.seed)
@@ -52,9 +52,7 @@ def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]
 
 def load_domain(home: Home, as_of: str) -> Student:
     """The domain model as of a day."""
-    student = Student(recipe(home.preset).student, home.schema())
-    load_weights(home.artifact(DOMAIN, as_of).path, student)
-    return student
+    return load_student(home.artifact(DOMAIN, as_of).path)
 
 
 def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dict[str, Any]]]:
@@ -64,7 +62,7 @@ def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dic
     starts from the domain model and learns from its surface's newest days.
     """
     as_of, vertical = partition.split("|")
-    values, surface = recipe(home.preset), home.schema().surface_code(vertical)
+    values, surface = recipe(home).preset, home.feature_schema().surface_code(vertical)
     last_days = home.facts().days[1 : home.facts().days.index(as_of) + 1][-VERTICAL_DAYS:]
     *earlier, last = frame_days(home, last_days, teacher=True)
     students = {
@@ -98,8 +96,8 @@ def _judge(
 
 
 def _store(home: Home, name: str, partition: str, student: Student, metrics: dict[str, Any], code: str) -> None:
-    values = recipe(home.preset)
+    values = recipe(home).preset
     with new_artifact(home, name.replace("/", "_"), name, partition, code) as draft:
-        save_model(draft.path, student, student.schema, asdict(values.student))
+        save_student(draft.path, student)
         draft.config = {"transfer": asdict(values.transfer), "partition": partition}
         draft.metrics = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}

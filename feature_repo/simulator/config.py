@@ -2,8 +2,8 @@
 
 Measured on KuaiRand-Pure (Gao et al., CIKM 2022, two weeks of the standard log) and on the iPinYou samples
 (arXiv 1407.7073); docs/simulator.md holds the comparison. Weights of the preference function are design
-choices: they were set once so that the oracle's normalised entropy lies between 0.80 and 0.90, before any
-model was trained, and never tuned against one.
+choices: they were scaled until the oracle's normalised entropy lay between 0.80 and 0.90, before any model was
+trained, and were never tuned against one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class SimulatorConfig:
     organic_ratio: float = 5.0
     """Organic engagements per impression (histories are mostly organic)."""
     history_length: int = 1000
-    max_user_events: int = 2000
-    """Expected organic events of the most active user over 14 days; activity is cut there."""
+    max_user_events: int = 1500
+    """Activity is cut so that the most active users expect about this many organic events in 14 days; by chance a
+    few reach 2,000."""
     new_ad_share: float = 0.025
     """New ads a day, as a share of the live ones; as many retire."""
     bid_change_share: float = 0.03

@@ -18,6 +18,9 @@ class RetrievalTraining:
     dense_decay: float = 1e-5
     softmax_weight: float = 0.3
     """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
+    engagement_weight: float = 0.1
+    """Weight of the softmax on each user's next organic engagement."""
+    engagement_rows: int = 512
     distillation_weight: float = 0.5
     """Weight of the teacher's logits on unlabelled pairs."""
     pair_rows: int = 64
@@ -37,11 +40,9 @@ class RetrievalTraining:
     beam_weight: float = 0.5
     """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
     beam_rows: int = 32
-    beam_every: int = 2
+    beam_every: int = 4
     beam_width: int = 8
     """Nodes of an upper level whose children that loss compares."""
-    trunk_gradient: float = 0.0
-    """Part of that loss's gradient that reaches the user's trunk."""
     beam_best: int = 30
     """Ads of the full scan whose nodes are the listwise targets."""
     ads_per_step: int = 1024

@@ -5,7 +5,7 @@ half-life. A feature is log(1 + weight of the events that share a value with the
 advertiser, the ad itself; for nodes, their most frequent values weighted by the share of their ads that have them
 (virtual features of HILL, arXiv 2604.12965), and all ads of the node. Many candidates look their values up in dense
 counts, one gather a group whatever the length of the history; the one candidate of a training row is compared
-with the events directly.
+with the events directly. Features come first in every tensor, so that the towers behind them are plain matrix products.
 
 Shape legend: B requests, E events, G groups, V codes of a group, C channels (half-lives), S distinct
 (request, ad) pairs of the histories, M candidates, R values kept per node and group, N ads, F = (G + 1) C features.
@@ -48,8 +48,8 @@ class Interest:
         return self.weight_EC.shape[1]
 
     @cached_property
-    def count_GBCV(self) -> tuple[Tensor, ...]:
-        """Dense log counts per group [B, C, V]; code 0 (unknown) is always 0."""
+    def counts(self) -> tuple[Tensor, ...]:
+        """Dense log counts per group [C, B, V]; code 0 (unknown) is always 0."""
         counts = []
         for g, num_codes in enumerate(self.num_codes_G):
             known = self.group_EG[:, g] > 0
@@ -63,49 +63,61 @@ class Interest:
         weight_SC = self.weight_EC.new_zeros((len(key_S), self.num_channels))
         return key_S, weight_SC.index_add(0, place_E, self.weight_EC)
 
+    @torch.no_grad()
+    def shares(self) -> list[Tensor]:
+        """Share of each code in the history per group, [B, V], by the slowest channel; not differentiable."""
+        weight_E = self.weight_EC[:, -1]
+        mass_B = weight_E.new_zeros(self.num_rows).index_add(0, self.row_E, weight_E)
+        share_E = weight_E / mass_B.clamp(min=1e-6)[self.row_E]
+        shares = []
+        for g, num_codes in enumerate(self.num_codes_G):
+            share_X = share_E.new_zeros(self.num_rows * num_codes)
+            share_X = share_X.index_add_(0, self.row_E * num_codes + self.group_EG[:, g], share_E)
+            shares.append(share_X.view(self.num_rows, num_codes))
+        return shares
+
     def _total(self, position_E: Tensor, num_positions: int, kept_E: Tensor) -> Tensor:
-        row_E, position_E, weight_EC = self.row_E[kept_E], position_E[kept_E], self.weight_EC[kept_E]
-        channel_C = torch.arange(self.num_channels, device=row_E.device)
-        place_EC = (row_E[:, None] * self.num_channels + channel_C) * num_positions + position_E[:, None]
-        total = weight_EC.new_zeros(self.num_rows * self.num_channels * num_positions)
-        total = total.index_add(0, place_EC.flatten(), weight_EC.flatten())
-        return torch.log1p(total).view(self.num_rows, self.num_channels, num_positions)
+        event_X = kept_E.nonzero().squeeze(1)
+        place_X = self.row_E[event_X] * num_positions + position_E[event_X]
+        weight_XC, size = self.weight_EC[event_X], self.num_rows * num_positions
+        totals = [weight_XC.new_zeros(size).index_add(0, place_X, weight_X) for weight_X in weight_XC.unbind(1)]
+        return torch.log1p(torch.stack(totals)).view(self.num_channels, self.num_rows, num_positions)
 
     def shared(self, code_MG: Tensor) -> Tensor:
-        """Group features [B, G C, M] of candidates that are the same for every request."""
-        return torch.cat([count.index_select(2, code_MG[:, g]) for g, count in enumerate(self.count_GBCV)], dim=1)
+        """Group features [G C, B, M] of candidates that are the same for every request."""
+        return torch.cat([count.index_select(2, code_MG[:, g]) for g, count in enumerate(self.counts)])
 
     def own(self, code_BMG: Tensor) -> Tensor:
-        """Group features [B, G C, M] of each request's own candidates."""
-        parts = []
-        for g, count_BCV in enumerate(self.count_GBCV):
-            code_BCM = code_BMG[:, None, :, g].expand(-1, count_BCV.shape[1], -1)
-            parts.append(count_BCV.gather(2, code_BCM))
-        return torch.cat(parts, dim=1)
+        """Group features [G C, B, M] of each request's own candidates."""
+        code_GBM = code_BMG.movedim(2, 0)
+        return torch.cat(
+            [count.gather(2, code_GBM[g].expand(len(count), -1, -1)) for g, count in enumerate(self.counts)]
+        )
 
     def shared_nodes(self, value_MGR: Tensor, weight_MGR: Tensor) -> Tensor:
-        """Group features [B, G C, M] of nodes: log counts averaged with the nodes' value weights."""
-        parts = []
-        for g, count_BCV in enumerate(self.count_GBCV):
-            flat_BCX = count_BCV.index_select(2, value_MGR[:, g].flatten())
-            count_BCMR = flat_BCX.view(*count_BCV.shape[:2], *value_MGR[:, g].shape)
-            parts.append((count_BCMR * weight_MGR[:, g]).sum(-1))
-        return torch.cat(parts, dim=1)
+        """Group features [G C, B, M] of nodes: log counts averaged with the nodes' value weights."""
+        total: Tensor | None = None
+        for value_MG, weight_MG in zip(value_MGR.unbind(2), weight_MGR.unbind(2), strict=True):
+            weight_F1M = weight_MG.T.repeat_interleave(self.num_channels, 0)[:, None]
+            part_FBM = self.shared(value_MG) * weight_F1M
+            total = part_FBM if total is None else total + part_FBM
+        assert total is not None
+        return total
 
     def own_nodes(self, value_BMGR: Tensor, weight_BMGR: Tensor) -> Tensor:
         """The same for each request's own nodes."""
-        parts = []
-        for g, count_BCV in enumerate(self.count_GBCV):
-            value_BMR = value_BMGR[:, :, g]
-            value_BCX = value_BMR.flatten(1)[:, None].expand(-1, count_BCV.shape[1], -1)
-            count_BCMR = count_BCV.gather(2, value_BCX).view(*count_BCV.shape[:2], *value_BMR.shape[1:])
-            parts.append((count_BCMR * weight_BMGR[:, None, :, g]).sum(-1))
-        return torch.cat(parts, dim=1)
+        total: Tensor | None = None
+        for value_BMG, weight_BMG in zip(value_BMGR.unbind(3), weight_BMGR.unbind(3), strict=True):
+            weight_FBM = weight_BMG.movedim(2, 0).repeat_interleave(self.num_channels, 0)
+            part_FBM = self.own(value_BMG) * weight_FBM
+            total = part_FBM if total is None else total + part_FBM
+        assert total is not None
+        return total
 
     def matched(self, value_BGR: Tensor, weight_BGR: Tensor | None = None) -> Tensor:
-        """Group features [B, G C, 1] of one candidate a request, without dense counts (R = 1 for ads)."""
+        """Group features [G C, B, 1] of one candidate a request, without dense counts (R = 1 for ads)."""
         num_rows, num_groups, num_values = value_BGR.shape
-        wanted_EGR = value_BGR.to(torch.int32)[self.row_E]
+        wanted_EGR = value_BGR[self.row_E]
         same_EGR = (wanted_EGR == self.group_EG[:, :, None]) & (wanted_EGR > 0)
         event_X, group_X, value_X = same_EGR.nonzero(as_tuple=True)
         place_X = (self.row_E[event_X] * num_groups + group_X) * num_values + value_X
@@ -114,18 +126,18 @@ class Interest:
         feature_BGRC = torch.log1p(total).view(num_rows, num_groups, num_values, self.num_channels)
         if weight_BGR is not None:
             feature_BGRC = feature_BGRC * weight_BGR[..., None]
-        return feature_BGRC.sum(2).flatten(1)[:, :, None]
+        return feature_BGRC.sum(2).flatten(1).T[:, :, None]
 
     def matched_positions(self, position_N: Tensor, wanted_B: Tensor) -> Tensor:
-        """Features [B, C, 1]: how often the history visited one position a request (-1: none)."""
+        """Features [C, B, 1]: how often the history visited one position a request (-1: none)."""
         position_E = position_N[self.item_E]
         event_X = ((position_E == wanted_B[self.row_E]) & (position_E >= 0)).nonzero().squeeze(1)
         total = self.weight_EC.new_zeros((self.num_rows, self.num_channels))
         total = total.index_add(0, self.row_E[event_X], self.weight_EC[event_X])
-        return torch.log1p(total)[:, :, None]
+        return torch.log1p(total).T[:, :, None]
 
     def visits(self, position_N: Tensor, num_positions: int) -> Tensor:
-        """How often the history visited each position, [B, C, positions].
+        """How often the history visited each position, [C, B, positions].
 
         `position_N` maps ad codes to positions (slots of the index, nodes of a level, ...), -1 to none.
         """
@@ -133,7 +145,7 @@ class Interest:
         return self._total(position_E, num_positions, position_E >= 0)
 
     def seen(self, code_BM: Tensor) -> Tensor:
-        """How often each request's own candidate ads stand in its history, [B, C, M]."""
+        """How often each request's own candidate ads stand in its history, [C, B, M]."""
         key_S, weight_SC = self.distinct
         row_B1 = torch.arange(self.num_rows, device=code_BM.device)[:, None]
         wanted_X = (row_B1 * self.num_ads + code_BM).flatten()
@@ -142,7 +154,7 @@ class Interest:
         else:
             place_X = torch.searchsorted(key_S, wanted_X).clamp(max=len(key_S) - 1)
             found_XC = weight_SC[place_X] * (key_S[place_X] == wanted_X)[:, None]
-        return torch.log1p(found_XC).view(*code_BM.shape, self.num_channels).transpose(1, 2)
+        return torch.log1p(found_XC).T.reshape(self.num_channels, *code_BM.shape)
 
     def rows(self, row_X: Tensor) -> Interest:
         """The interest of some requests, renumbered in the given order."""

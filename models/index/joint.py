@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,19 @@ from torch import Tensor
 from models.batch import AdTable, Batch
 from models.data import FrameData
 from models.index.config import RetrievalConfig
-from models.index.losses import Forward, beam_loss, distillation_loss, forward, level_losses, scorer_losses
-from models.index.monn import RetrievalModel, UserState
+from models.index.losses import (
+    Forward,
+    beam_loss,
+    distillation_loss,
+    engagement_loss,
+    ensemble_loss,
+    forward,
+    node_softmax,
+    pseudo_ad_losses,
+    score_nodes,
+    scorer_losses,
+)
+from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
 from models.index.quantizer import BalanceQueue
 from models.schema import FeatureSchema
@@ -132,6 +143,8 @@ class _Trainer:
         self.warm = initial is not None
         self.queue = BalanceQueue(config.level_sizes, self.training.queue_length)
         self.index: Index | None = None
+        self.log_shown_N = torch.zeros(0)
+        self.log_engaged_N = torch.zeros(0)
         self.step = 0
         self.num_rows = 0
         self.nodes_moved = 0
@@ -141,13 +154,18 @@ class _Trainer:
     def day(self, data: FrameData, pairs: TeacherPairs | None, progress: Progress | None) -> None:
         """One pass over the training sample of a day."""
         live = (~data.ads.retired_N).nonzero().squeeze(1)
+        # One impression is added to each ad, so that nodes never shown keep a finite weight.
+        self.log_shown_N = (torch.bincount(data.ad_code_R, minlength=len(data.ads.ad_id_N)) + 1.0).log()
+        item_E = data.history.item_E.to(torch.int64)
+        engaged_N = torch.bincount(item_E[item_E < len(data.ads.ad_id_N)], minlength=len(data.ads.ad_id_N)) + 1.0
+        self.log_engaged_N = (engaged_N / engaged_N.sum()).log()
         if self.index is not None:
             self._snapshot(data.ads)
-        for batch in data.batches(self.training.batch_size, generator=self.generator):
+        for rows_B, batch in self._batches(data):
             share = self.step / max(1, self.num_steps)
             if self.with_index and self.index is None and (self.warm or share >= self.training.index_start):
                 self.start_index(data.ads)
-            losses = self._losses(batch, data, pairs, live, share)
+            losses = self._losses(rows_B, batch, data, pairs, live, share)
             total = torch.stack(list(losses.values())).sum()
             total.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -160,6 +178,14 @@ class _Trainer:
                 progress(self.step, self.num_steps, values)
             if self.index is not None and self.step % self.training.refresh_every == 0:
                 self._refresh(data.ads, live, share)
+
+    def _batches(self, data: FrameData) -> Iterator[tuple[Tensor, Batch]]:
+        """Shuffled rows of the training sample and their batches."""
+        rows_R = data.rows(kept_only=True)
+        rows_R = rows_R[torch.randperm(len(rows_R), generator=self.generator)]
+        for rows_B in torch.split(rows_R, self.training.batch_size):
+            if len(rows_B):
+                yield rows_B, data.batch(rows_B)
 
     def start_index(self, ads: AdTable) -> None:
         """Place the codebooks by residual k-means on the live ads and take the first snapshot."""
@@ -189,12 +215,16 @@ class _Trainer:
         return (share - start) / max(1e-9, 1.0 - start)
 
     def _losses(
-        self, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
+        self, rows_B: Tensor, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
     ) -> dict[str, Tensor]:
         training = self.training
         step = forward(self.model, batch, data.ads)
         losses, logit_YU = scorer_losses(self.model, step)
         losses["softmax"] = losses["softmax"] * training.softmax_weight
+        if training.engagement_weight > 0.0:
+            place_X, item_X = next_engagements(data, rows_B, training.engagement_rows)
+            engagement = engagement_loss(self.model, step.trunk_BT[place_X], data.ads, item_X, self.log_engaged_N)
+            losses["engagement"] = engagement * training.engagement_weight
         if pairs is not None and len(pairs.row_X):
             chosen = torch.randint(len(pairs.row_X), (training.pair_rows,), generator=self.generator)
             code_BJ = pairs.ad_code_XJ[chosen]
@@ -214,23 +244,36 @@ class _Trainer:
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
         alpha = max(1.0, training.max_alpha * progress**training.alpha_exponent)
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
-        losses = level_losses(model, step, index, quantised, logit_YU)
+        impressions, gap = pseudo_ad_losses(model, step, index, quantised)
+        nodes = score_nodes(model, index, step.clicked, training.beam_width)
         scale = training.index_weight * warm
-        losses["level_impressions"] = losses["level_impressions"] * scale
-        losses["level_softmax"] = losses["level_softmax"] * scale * training.softmax_weight
-        losses["alignment"] = losses["alignment"] * scale * training.alignment_weight
         chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
-        vector_ND = scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient)
-        uniform = model.index(vector_ND, alpha)
-        losses["reconstruction"] = uniform.reconstruction * training.reconstruction_weight
-        losses["balance"] = self.queue.loss(uniform) * training.balance_weight * warm
+        uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
+        losses = {
+            "level_impressions": impressions * scale,
+            "level_softmax": node_softmax(index, step, nodes, self.log_shown_N) * scale * training.softmax_weight,
+            "alignment": gap * scale * training.alignment_weight,
+            "ensemble": ensemble_loss(model, index, step, logit_YU, nodes),
+            "reconstruction": uniform.reconstruction * training.reconstruction_weight,
+            "balance": self.queue.loss(uniform) * training.balance_weight * warm,
+        }
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
-            row_X = torch.randint(len(step.trunk_BT), (training.beam_rows,), generator=self.index_generator)
-            trunk_XT = scale_gradient(step.trunk_BT[row_X], training.trunk_gradient)
-            levels = tuple(model.level(i).state(trunk_XT) for i in range(self.config.num_levels + 1))
-            state = UserState(levels, step.interest.rows(row_X))
-            losses["beam"] = beam_loss(model, index, state, training) * training.beam_weight * warm
+            beam = beam_loss(model, index, step.clicked, nodes, training)
+            losses["beam"] = beam * training.beam_weight * warm
         return losses
+
+
+def next_engagements(data: FrameData, rows_B: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Places in `rows_B` of at most `limit` rows with a later event in the history, and the next event's item.
+
+    Only items that the day's table of ads knows count; what a user does after the request is a target here, never
+    an input.
+    """
+    place_X = data.history.offset_U1[data.user_code_R[rows_B]] + data.end_offset_R[rows_B]
+    there_X = (place_X < data.history.offset_U1[data.user_code_R[rows_B] + 1]).nonzero().squeeze(1)
+    item_X = data.history.item_E[place_X[there_X]].to(torch.int64)
+    known = item_X < len(data.ads.ad_id_N)
+    return there_X[known][:limit], item_X[known][:limit]
 
 
 def scale_gradient(value: Tensor, scale: float) -> Tensor:

@@ -6,12 +6,13 @@ stands in the batch relative to how often it was *shown*, so that its optimum is
 of the request, the same that the log-loss aims at.
 
 Levels (HSNN arXiv 2408.06653 section 4, HILL arXiv 2604.12965): the pseudo ad of each level is scored like an
-ad against the same labels; an alignment term ties the level's interaction tower to that of ads; the beam loss asks
-the nodes that a beam would visit for those that hold the best ads of the full scan (OTM, arXiv 2006.15408: train
-on the nodes that the beam visits, let a node inherit the target of its best ads).
+ad against the same labels; a softmax finds the clicked node among those that a beam would visit; an alignment term
+ties the level's interaction tower to that of ads; the beam loss asks the visited nodes for those that hold the
+best ads of the full scan (OTM, arXiv 2006.15408: train on the nodes that the beam visits, let a node inherit the
+target of its best ads).
 
 Shape legend: B rows, U distinct ads of the batch, Y clicked rows, L levels, K nodes, D code width, J pairs a row,
-F interaction features.
+F interaction features, N ads.
 """
 
 from __future__ import annotations
@@ -26,26 +27,10 @@ from models.batch import AdTable, Batch
 from models.gem.embeddings import local_codes
 from models.index.config import RetrievalTraining
 from models.index.interactions import Interest
-from models.index.monn import LevelState, RetrievalModel, UserState
+from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index
 from models.index.quantizer import Quantised
 from models.index.search import scan_scores
-
-
-@dataclass(frozen=True)
-class Clicks:
-    """The clicked rows of a batch as queries of an in-batch softmax over its distinct ads."""
-
-    row_Y: Tensor
-    target_Y: Tensor
-    log_weight_U: Tensor
-    """Log of how many impressions each distinct ad of the batch stands for."""
-
-    def loss(self, logit_YU: Tensor) -> Tensor:
-        """Cross entropy of the clicked ads; 0 without clicks."""
-        if len(self.row_Y) == 0:
-            return logit_YU.sum() * 0.0
-        return functional.cross_entropy(logit_YU + self.log_weight_U, self.target_Y)
 
 
 @dataclass(frozen=True)
@@ -56,15 +41,15 @@ class Forward:
     ads: AdTable
     trunk_BT: Tensor
     interest: Interest
-    clicks: Clicks
-    clicked_interest: Interest
+    clicked: UserState
+    """User side of the clicked rows, which are the queries of every softmax."""
+    row_Y: Tensor
     code_U: Tensor
     local_B: Tensor
+    log_weight_U: Tensor
+    """Log of how many impressions each distinct ad of the batch stands for."""
     vector_UQd: Tensor
-    own_feature_BF1: Tensor
-    shared_feature_YFU: Tensor
-    position_N: Tensor
-    """Place of an ad code among the batch's distinct ads, -1 for others."""
+    own_feature_FB1: Tensor
 
 
 def forward(model: RetrievalModel, batch: Batch, ads: AdTable) -> Forward:
@@ -75,28 +60,26 @@ def forward(model: RetrievalModel, batch: Batch, ads: AdTable) -> Forward:
     row_Y = (label_B > 0.5).nonzero().squeeze(1)
     shown_B = torch.where(label_B > 0.5, 1.0, batch.logit_offset_B.exp())
     weight_U = torch.zeros(len(code_U)).index_add(0, local_B, shown_B)
-    position_N = torch.full_like(ads.ad_id_N, -1)
-    position_N[code_U] = torch.arange(len(code_U))
-    clicked = interest.rows(row_Y)
-    own_ad_B = position_N[batch.ad_code_B]
-    own_BF1 = torch.cat(
-        [interest.matched(ads.group_NG[batch.ad_code_B][:, :, None]), interest.matched_positions(position_N, own_ad_B)],
-        dim=1,
+    states = tuple(model.level(i).state(trunk_BT[row_Y]) for i in range(model.config.num_levels + 1))
+    itself_N = torch.arange(len(ads.ad_id_N))
+    own_FB1 = torch.cat(
+        [
+            interest.matched(ads.group_NG[batch.ad_code_B][:, :, None]),
+            interest.matched_positions(itself_N, batch.ad_code_B),
+        ]
     )
-    shared_YFU = torch.cat([clicked.shared(ads.group_NG[code_U]), clicked.visits(position_N, len(code_U))], dim=1)
     return Forward(
         batch=batch,
         ads=ads,
         trunk_BT=trunk_BT,
         interest=interest,
-        clicks=Clicks(row_Y, local_B[row_Y], weight_U.log()),
-        clicked_interest=clicked,
+        clicked=UserState(states, interest.rows(row_Y)),
+        row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,
+        log_weight_U=weight_U.log(),
         vector_UQd=model.ad_vectors(ads, code_U),
-        own_feature_BF1=own_BF1,
-        shared_feature_YFU=shared_YFU,
-        position_N=position_N,
+        own_feature_FB1=own_FB1,
     )
 
 
@@ -109,14 +92,43 @@ def impression_loss(logit_B: Tensor, batch: Batch) -> Tensor:
     return (loss_B * mature_B).sum() / mature_B.sum().clamp(min=1.0)
 
 
+def click_softmax(logit_YX: Tensor, log_weight_X: Tensor, target_Y: Tensor) -> Tensor:
+    """Cross entropy of the clicked candidates among weighted ones; 0 without clicks."""
+    if len(target_Y) == 0:
+        return logit_YX.sum() * 0.0
+    return functional.cross_entropy(logit_YX + log_weight_X, target_Y)
+
+
 def scorer_losses(model: RetrievalModel, step: Forward) -> tuple[dict[str, Tensor], Tensor]:
     """Log-loss and softmax of the ad scorer, and its logits [Y, U] of the clicked rows."""
     over = model.level(model.config.num_levels)
-    state = over.state(step.trunk_BT)
-    own_B = over.own(state, step.vector_UQd[step.local_B][:, None], step.own_feature_BF1).squeeze(1)
-    logit_YU = over.shared(state.rows(step.clicks.row_Y), step.vector_UQd, step.shared_feature_YFU)
-    losses = {"impressions": impression_loss(own_B, step.batch), "softmax": step.clicks.loss(logit_YU)}
-    return losses, logit_YU
+    own_BQd = step.vector_UQd[step.local_B][:, None]
+    own_B = over.own(over.state(step.trunk_BT), own_BQd, step.own_feature_FB1).squeeze(1)
+    interest, code_U = step.clicked.interest, step.code_U
+    position_N = torch.full_like(step.ads.ad_id_N, -1)
+    position_N[code_U] = torch.arange(len(code_U))
+    feature_FYU = torch.cat([interest.shared(step.ads.group_NG[code_U]), interest.visits(position_N, len(code_U))])
+    logit_YU = over.shared(step.clicked.levels[-1], step.vector_UQd, feature_FYU)
+    softmax = click_softmax(logit_YU, step.log_weight_U, step.local_B[step.row_Y])
+    return {"impressions": impression_loss(own_B, step.batch), "softmax": softmax}, logit_YU
+
+
+def engagement_loss(
+    model: RetrievalModel, trunk_XT: Tensor, ads: AdTable, item_X: Tensor, log_engaged_N: Tensor
+) -> Tensor:
+    """In-batch softmax of each user's next engagement: organic events teach ads and users one space.
+
+    Corrected by how often an item is engaged with, so that a product is what the user adds to popularity.
+    """
+    code_U, (target_X,) = local_codes(len(ads.ad_id_N), item_X)
+    if len(code_U) < 2:
+        return trunk_XT.sum() * 0.0
+    vector_UD = model.ad_vectors(ads, code_U).flatten(1)
+    logit_XU = model.engagement(trunk_XT) @ vector_UD.T
+    # An item of the batch is a negative once, however many users engaged with it: P(in batch), not P(drawn).
+    frequency_U = log_engaged_N[code_U].exp()
+    log_present_U = torch.log(-torch.expm1(-frequency_U * len(item_X)))
+    return functional.cross_entropy(logit_XU - log_present_U, target_X)
 
 
 def distillation_loss(
@@ -127,93 +139,122 @@ def distillation_loss(
     over = model.level(model.config.num_levels)
     code_U, (local_X,) = local_codes(len(ads.ad_id_N), ad_code_BJ.flatten())
     vector_BJQd = model.ad_vectors(ads, code_U)[local_X.view(ad_code_BJ.shape)]
-    feature_BFJ = torch.cat([interest.own(ads.group_NG[ad_code_BJ]), interest.seen(ad_code_BJ)], dim=1)
-    logit_BJ = over.own(over.state(trunk_BT), vector_BJQd, feature_BFJ)
+    feature_FBJ = torch.cat([interest.own(ads.group_NG[ad_code_BJ]), interest.seen(ad_code_BJ)])
+    logit_BJ = over.own(over.state(trunk_BT), vector_BJQd, feature_FBJ)
     known_BJ = ~torch.isnan(teacher_BJ)
     error_BJ = torch.where(known_BJ, logit_BJ - teacher_BJ, 0.0)
     return error_BJ.square().sum() / known_BJ.sum().clamp(min=1)
 
 
-def level_losses(
-    model: RetrievalModel, step: Forward, index: Index, quantised: Quantised, logit_YU: Tensor
-) -> dict[str, Tensor]:
-    """Supervision of every level by the batch's labels, alignment of interaction towers, and the ensemble's weights."""
+def pseudo_ad_losses(model: RetrievalModel, step: Forward, index: Index, quantised: Quantised) -> tuple[Tensor, Tensor]:
+    """Mean over levels of the log-loss of the rows' pseudo ads and of the misalignment of interaction towers."""
     num_levels = model.config.num_levels
-    ad_over = model.level(num_levels)
-    ad_interaction = ad_over.interaction(step.own_feature_BF1).detach()
-    totals = {"level_impressions": logit_YU.new_zeros(()), "level_softmax": logit_YU.new_zeros(())}
-    totals["alignment"] = logit_YU.new_zeros(())
-    weight_L = model.ensemble_weights()[-1]
-    served_YU = logit_YU.detach()
+    wanted_IB1 = model.level(num_levels).interaction(step.own_feature_FB1).detach()
+    loss, gap = step.trunk_BT.new_zeros(()), step.trunk_BT.new_zeros(())
     for number in range(num_levels):
         over = model.level(number)
-        state = over.state(step.trunk_BT)
-        pseudo_UQd = model.as_vectors(quantised.pseudo_LND[number])
-        node_U = index.levels[number].node_N[step.code_U]
-        own_BF1 = _own_node_features(index, step.interest, number, node_U[step.local_B])
-        own_B = over.own(state, pseudo_UQd[step.local_B][:, None], own_BF1).squeeze(1)
-        shared_YFU = _shared_node_features(index, step.clicked_interest, number, node_U)
-        level_YU = over.shared(state.rows(step.clicks.row_Y), pseudo_UQd, shared_YFU)
-        totals["level_impressions"] = totals["level_impressions"] + impression_loss(own_B, step.batch) / num_levels
-        totals["level_softmax"] = totals["level_softmax"] + step.clicks.loss(level_YU) / num_levels
-        gap = (over.interaction(own_BF1) - ad_interaction).square().mean()
-        totals["alignment"] = totals["alignment"] + gap / num_levels
-        served_YU = served_YU + weight_L[number] * level_YU.detach()
-    totals["ensemble"] = step.clicks.loss(served_YU)
-    return totals
+        pseudo_BQd = model.as_vectors(quantised.pseudo_LND[number])[step.local_B]
+        node_B = index.levels[number].node_N[step.batch.ad_code_B]
+        feature_FB1 = _own_node_features(index, step.interest, number, node_B)
+        logit_B = over.own(over.state(step.trunk_BT), pseudo_BQd[:, None], feature_FB1).squeeze(1)
+        loss = loss + impression_loss(logit_B, step.batch)
+        gap = gap + (over.interaction(feature_FB1) - wanted_IB1).square().mean()
+    return loss / num_levels, gap / num_levels
 
 
-def beam_loss(model: RetrievalModel, index: Index, state: UserState, training: RetrievalTraining) -> Tensor:
-    """Listwise loss of every level: which nodes, among those a beam visits, hold the best ads of the full scan."""
-    with torch.no_grad():
-        best_BX = scan_scores(model, index, state).topk(min(training.beam_best, index.num_ads), dim=1).indices
+@dataclass(frozen=True)
+class Nodes:
+    """Scores of all nodes of every level for the clicked rows, and which of them a beam would visit."""
+
+    logit_LYK: tuple[Tensor, ...]
+    score_LYK: tuple[Tensor, ...]
+    """With the weighted logits of the levels above."""
+    visited_LYK: tuple[Tensor, ...]
+
+
+def score_nodes(model: RetrievalModel, index: Index, state: UserState, beam_width: int) -> Nodes:
+    """Score nodes by the current codebooks, differentiable with respect to them."""
     weight_LL = model.ensemble_weights()
-    total = weight_LL.new_zeros(())
     above: list[Tensor] = []
-    visited_BK: Tensor | None = None
+    visited_YK = torch.ones((state.num_rows, index.levels[0].num_nodes), dtype=torch.bool)
+    logits, scores, visits = [], [], []
     for number, level in enumerate(index.levels):
-        logit_BK = node_logits(model, index, state.levels[number], state.interest, number)
-        score_BK = logit_BK
-        for earlier, earlier_BK in enumerate(above):
-            score_BK = score_BK + weight_LL[number, earlier] * earlier_BK
-        target_BK = torch.zeros_like(score_BK).scatter_add(
-            1, level.node_S[best_BX], torch.full(best_BX.shape, 1.0 / best_BX.shape[1])
-        )
-        if visited_BK is not None:
-            score_BK = score_BK.masked_fill(~visited_BK & (target_BK == 0), -1e9)
-        total = total - (target_BK * torch.log_softmax(score_BK, dim=1)).sum(1).mean()
+        vector_KQd = model.as_vectors(model.index.node_vectors(level.path_KL))
+        feature_FYK = _level_features(index, state.interest, number)
+        logit_YK = model.level(number).shared(state.levels[number], vector_KQd, feature_FYK)
+        score_YK = logit_YK
+        for earlier, earlier_YK in enumerate(above):
+            score_YK = score_YK + weight_LL[number, earlier] * earlier_YK
+        logits.append(logit_YK)
+        scores.append(score_YK)
+        visits.append(visited_YK)
         if number + 1 < len(index.levels):
+            seen_YK = score_YK.detach().masked_fill(~visited_YK, -torch.inf)
+            kept_YK = seen_YK >= seen_YK.topk(min(beam_width, level.num_nodes), dim=1).values[:, -1:]
             parent_X = torch.repeat_interleave(torch.arange(level.num_nodes), level.child_start_K1.diff())
-            width = min(training.beam_width, level.num_nodes)
-            kept_BK = score_BK >= score_BK.topk(width, dim=1).values[:, -1:]
-            visited_BK = kept_BK[:, parent_X]
-            above = [earlier_BK[:, parent_X] for earlier_BK in (*above, logit_BK)]
+            visited_YK = (kept_YK & visited_YK)[:, parent_X]
+            above = [earlier_YK[:, parent_X] for earlier_YK in (*above, logit_YK)]
+    return Nodes(tuple(logits), tuple(scores), tuple(visits))
+
+
+def node_softmax(index: Index, step: Forward, nodes: Nodes, log_shown_N: Tensor) -> Tensor:
+    """Mean over levels of the softmax that finds the clicked ad's node among the nodes that a beam visits.
+
+    A node weighs as much as its ads were shown, as in the softmax over ads.
+    """
+    total = step.trunk_BT.new_zeros(())
+    for level, logit_YK, visited_YK in zip(index.levels, nodes.logit_LYK, nodes.visited_LYK, strict=True):
+        target_Y = level.node_N[step.batch.ad_code_B[step.row_Y]]
+        known_Y = (target_Y >= 0).nonzero().squeeze(1)
+        shown_K = torch.zeros(level.num_nodes).index_add(0, level.node_S, log_shown_N[index.ad_code_S].exp())
+        asked_YK = visited_YK[known_Y].scatter(1, target_Y[known_Y, None], True)
+        masked_YK = logit_YK[known_Y].masked_fill(~asked_YK, -1e9)
+        total = total + click_softmax(masked_YK, shown_K.log(), target_Y[known_Y])
     return total / len(index.levels)
 
 
-def node_logits(model: RetrievalModel, index: Index, state: LevelState, interest: Interest, number: int) -> Tensor:
-    """Logits [B, K] of all nodes of a level by the current codebooks, differentiable with respect to them."""
-    level = index.levels[number]
-    vector_KQd = model.as_vectors(model.index.node_vectors(level.path_KL))
-    return model.level(number).shared(state, vector_KQd, _level_features(index, interest, number))
+def ensemble_loss(model: RetrievalModel, index: Index, step: Forward, logit_YU: Tensor, nodes: Nodes) -> Tensor:
+    """In-batch softmax of the serving score; only the ensemble's weights learn from it."""
+    weight_L = model.ensemble_weights()[-1]
+    served_YU = logit_YU.detach()
+    for number, level in enumerate(index.levels):
+        node_U = level.node_N[step.code_U]
+        level_YU = nodes.logit_LYK[number].detach()[:, node_U.clamp(min=0)] * (node_U >= 0)
+        served_YU = served_YU + weight_L[number] * level_YU
+    return click_softmax(served_YU, step.log_weight_U, step.local_B[step.row_Y])
+
+
+def beam_loss(
+    model: RetrievalModel, index: Index, state: UserState, nodes: Nodes, training: RetrievalTraining
+) -> Tensor:
+    """Listwise loss of every level: which nodes, among those a beam visits, hold the best ads of the full scan.
+
+    Takes the first `beam_rows` rows of the state.
+    """
+    rows = slice(0, training.beam_rows)
+    if state.num_rows == 0:
+        return nodes.score_LYK[0].sum() * 0.0
+    with torch.no_grad():
+        chosen = state.rows(torch.arange(state.num_rows)[rows])
+        best_BX = scan_scores(model, index, chosen).topk(min(training.beam_best, index.num_ads), dim=1).indices
+    share_BX = torch.full(best_BX.shape, 1.0 / best_BX.shape[1])
+    total = share_BX.new_zeros(())
+    for level, score_YK, visited_YK in zip(index.levels, nodes.score_LYK, nodes.visited_LYK, strict=True):
+        score_BK = score_YK[rows]
+        target_BK = torch.zeros_like(score_BK).scatter_add(1, level.node_S[best_BX], share_BX)
+        score_BK = score_BK.masked_fill(~visited_YK[rows] & (target_BK == 0), -1e9)
+        total = total - (target_BK * torch.log_softmax(score_BK, dim=1)).sum(1).mean()
+    return total / len(index.levels)
 
 
 def _level_features(index: Index, interest: Interest, number: int) -> Tensor:
     level = index.levels[number]
-    group_BFK = interest.shared_nodes(level.value_KGR, level.weight_KGR)
-    return torch.cat([group_BFK, interest.visits(level.node_N, level.num_nodes)], dim=1)
-
-
-def _shared_node_features(index: Index, interest: Interest, number: int, node_U: Tensor) -> Tensor:
-    """Features [Y, F, U] of the nodes of the batch's ads; an ad without a published node has zeros."""
-    there_U = node_U >= 0
-    return _level_features(index, interest, number)[:, :, node_U.clamp(min=0)] * there_U
+    group_FBK = interest.shared_nodes(level.value_KGR, level.weight_KGR)
+    return torch.cat([group_FBK, interest.visits(level.node_N, level.num_nodes)])
 
 
 def _own_node_features(index: Index, interest: Interest, number: int, node_B: Tensor) -> Tensor:
-    """Features [B, F, 1] of the node of each row's own ad."""
+    """Features [F, B, 1] of the node of each row's own ad; zeros where its path is not published."""
     level, place_B = index.levels[number], node_B.clamp(min=0)
-    group_BF1 = interest.matched(level.value_KGR[place_B], level.weight_KGR[place_B])
-    return (
-        torch.cat([group_BF1, interest.matched_positions(level.node_N, node_B)], dim=1) * (node_B >= 0)[:, None, None]
-    )
+    group_FB1 = interest.matched(level.value_KGR[place_B], level.weight_KGR[place_B])
+    return torch.cat([group_FB1, interest.matched_positions(level.node_N, node_B)]) * (node_B >= 0)[:, None]

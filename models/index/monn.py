@@ -2,7 +2,7 @@
 
 A user is P_l vectors at level l, an ad or a node is Q vectors. A (request, candidate) pair costs its P Q dot
 products, one gather a group for its interaction features, and a small MLP; scoring a request against M shared
-candidates is two matrix products and that MLP on [B, *, M]; nothing of size [B, M, d] is made.
+candidates is two matrix products and that MLP on [*, B, M]; nothing of size [B, M, d] is made.
 
 Shape legend: B requests, M candidates (ads or nodes), P user vectors, Q ad vectors, d width, G groups, C channels,
 F interaction features, I interaction width, H hidden units, T trunk width, R recent events, N ads, L levels,
@@ -118,21 +118,15 @@ class UserTower(nn.Module):
 
     def _long(self, tables: Tables, interest: Interest) -> list[Tensor]:
         """Mean embedding of the long history per group, [B, W] each; events weigh as in the slowest channel."""
-        weight_E = interest.weight_EC[:, -1].detach()
-        mass_B = weight_E.new_zeros(interest.num_rows).index_add(0, interest.row_E, weight_E)
-        row_EG = tables.group_rows(interest.group_EG)
-        share_E = (weight_E / mass_B.clamp(min=1e-6)[interest.row_E]).contiguous()
-        return [
-            functional.embedding_bag(
-                row_EG[:, g].contiguous(), tables.weight, interest.start_B1[:-1], mode="sum",
-                per_sample_weights=share_E, sparse=tables.sparse,
-            )
-            for g in range(row_EG.shape[1])
-        ]  # fmt: skip
+        return [share_BV @ tables(_group_rows(tables, g, share_BV)) for g, share_BV in enumerate(interest.shares())]
 
 
 class AdTower(nn.Module):
-    """Ad id, categories, advertiser, format, creative embedding and dense statistics -> Q unit vectors of width d."""
+    """Ad id, categories, advertiser, format, creative embedding and dense statistics -> Q vectors of width d.
+
+    Every output is standardised over ads (running mean and variance): a scorer leaves most of its ads' variance in
+    few directions, and an index of raw vectors collapses along with the others.
+    """
 
     def __init__(self, config: RetrievalConfig, schema: FeatureSchema) -> None:
         super().__init__()
@@ -143,6 +137,7 @@ class AdTower(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(num_inputs, config.trunk_width), nn.ReLU(),
             nn.Linear(config.trunk_width, config.num_ad_vectors * config.width),
+            nn.BatchNorm1d(config.num_ad_vectors * config.width, affine=False, momentum=0.02),
         )  # fmt: skip
 
     def forward(self, tables: Tables, ads: AdTable, code_M: Tensor) -> Tensor:
@@ -156,8 +151,8 @@ class AdTower(nn.Module):
             dim=1,
         )
         inputs = [tables(rows_MX).flatten(1), ads.dense_NF[code_M], ads.embedding_NM[code_M]]
-        vector_MQd = self.net(torch.cat(inputs, dim=1)).view(-1, *self.shape)
-        return functional.normalize(vector_MQd, dim=2)
+        vector_MQd: Tensor = self.net(torch.cat(inputs, dim=1)).view(-1, *self.shape)
+        return vector_MQd * self.shape[1] ** -0.5
 
 
 class OverArch(nn.Module):
@@ -167,6 +162,7 @@ class OverArch(nn.Module):
         super().__init__()
         self.num_user_vectors, self.width = config.num_user_vectors[level], config.width
         hidden, num_dots = config.hidden[level], config.num_user_vectors[level] * config.num_ad_vectors
+        self.num_dots = num_dots
         self.vectors = nn.Linear(config.trunk_width, self.num_user_vectors * config.width)
         self.user_hidden = nn.Linear(config.trunk_width, hidden)
         self.user_bias = nn.Linear(config.trunk_width, 1)
@@ -181,39 +177,45 @@ class OverArch(nn.Module):
         vector_BPd = self.vectors(trunk_BT).view(-1, self.num_user_vectors, self.width)
         return LevelState(vector_BPd, self.user_hidden(trunk_BT), self.user_bias(trunk_BT).squeeze(1))
 
-    def interaction(self, feature_BFM: Tensor) -> Tensor:
-        """Output of the interaction tower, [B, I, M]."""
-        return torch.relu(self.interaction_IF @ feature_BFM + self.interaction_bias_I[:, None])
+    def interaction(self, feature_FBM: Tensor) -> Tensor:
+        """Output of the interaction tower, [I, B, M]."""
+        output_IX = torch.addmm(self.interaction_bias_I[:, None], self.interaction_IF, feature_FBM.flatten(1))
+        return torch.relu(output_IX).view(len(output_IX), *feature_FBM.shape[1:])
 
-    def shared(self, state: LevelState, vector_MQd: Tensor, feature_BFM: Tensor) -> Tensor:
+    def shared(self, state: LevelState, vector_MQd: Tensor, feature_FBM: Tensor) -> Tensor:
         """Logits [B, M] of candidates that are the same for every request."""
         num_rows, num_vectors, width = state.vector_BPd.shape
-        flat_Xd = state.vector_BPd.reshape(num_rows * num_vectors, width)
+        flat_Xd = state.vector_BPd.transpose(0, 1).reshape(num_vectors * num_rows, width)
+        num_candidates = len(vector_MQd)
         dots = [
-            (flat_Xd @ vector_MQd[:, q].T).view(num_rows, num_vectors, len(vector_MQd))
+            (flat_Xd @ vector_MQd[:, q].T).view(num_vectors, num_rows * num_candidates)
             for q in range(vector_MQd.shape[1])
         ]
-        return self._combine(state, torch.cat(dots, dim=1), feature_BFM)
+        return self._combine(state, torch.cat(dots), feature_FBM)
 
-    def own(self, state: LevelState, vector_BMQd: Tensor, feature_BFM: Tensor) -> Tensor:
+    def own(self, state: LevelState, vector_BMQd: Tensor, feature_FBM: Tensor) -> Tensor:
         """Logits [B, M] of each request's own candidates."""
-        num_rows, num_candidates, num_ad_vectors, width = vector_BMQd.shape
-        flat_BXd = vector_BMQd.reshape(num_rows, num_candidates * num_ad_vectors, width)
-        dots_BPX = state.vector_BPd @ flat_BXd.transpose(1, 2)
-        dots_BQPM = dots_BPX.unflatten(2, (num_candidates, num_ad_vectors)).permute(0, 3, 1, 2)
-        dots_BXM = dots_BQPM.flatten(1, 2)
-        return self._combine(state, dots_BXM, feature_BFM)
+        num_rows, num_candidates, num_ad_vectors, _ = vector_BMQd.shape
+        dots_BPX = state.vector_BPd @ vector_BMQd.flatten(1, 2).transpose(1, 2)
+        dots_BPMQ = dots_BPX.view(num_rows, self.num_user_vectors, num_candidates, num_ad_vectors)
+        dots_XZ = dots_BPMQ.permute(3, 1, 0, 2).reshape(self.num_dots, num_rows * num_candidates)
+        return self._combine(state, dots_XZ, feature_FBM)
 
-    def _combine(self, state: LevelState, dots_BXM: Tensor, feature_BFM: Tensor) -> Tensor:
-        input_BXM = torch.cat([dots_BXM, self.interaction(feature_BFM)], dim=1)
-        hidden_BHM = torch.relu(self.hidden_HX @ input_BXM + state.hidden_BH[:, :, None])
-        logit_BM: Tensor = self.output_H @ hidden_BHM + self.skip_X @ input_BXM + state.bias_B[:, None]
+    def _combine(self, state: LevelState, dots_XZ: Tensor, feature_FBM: Tensor) -> Tensor:
+        """OverArch on dots [Q P, B M] (all user vectors of an ad vector together) and features."""
+        shape = feature_FBM.shape[1:]
+        mixed_IZ = self.interaction(feature_FBM).flatten(1)
+        dot_HX, mixed_HI = self.hidden_HX[:, : self.num_dots], self.hidden_HX[:, self.num_dots :]
+        hidden_HZ = torch.addmm(dot_HX @ dots_XZ, mixed_HI, mixed_IZ)
+        hidden_HBM = torch.relu(hidden_HZ.view(len(hidden_HZ), *shape) + state.hidden_BH.T[:, :, None])
+        skip_Z = self.skip_X[: self.num_dots] @ dots_XZ + self.skip_X[self.num_dots :] @ mixed_IZ
+        logit_BM: Tensor = (self.output_H @ hidden_HBM.flatten(1) + skip_Z).view(shape) + state.bias_B[:, None]
         return logit_BM
 
-    def exactly(self, state: LevelState, vector_BMQd: Tensor, feature_BFM: Tensor) -> Tensor:
+    def exactly(self, state: LevelState, vector_BMQd: Tensor, feature_FBM: Tensor) -> Tensor:
         """The same as `own`, by element-wise sums: the bits of a pair's logit depend on nothing but the pair."""
         dots_BMQP = (vector_BMQd[:, :, :, None] * state.vector_BPd[:, None, None]).sum(-1)
-        feature_BMF = feature_BFM.transpose(1, 2).contiguous()
+        feature_BMF = feature_FBM.permute(1, 2, 0).contiguous()
         mixed_BMI = (feature_BMF[:, :, None] * self.interaction_IF).sum(-1) + self.interaction_bias_I
         input_BMX = torch.cat([dots_BMQP.flatten(2), torch.relu(mixed_BMI)], dim=2)
         hidden_BMH = torch.relu((input_BMX[:, :, None] * self.hidden_HX).sum(-1) + state.hidden_BH[:, None])
@@ -237,6 +239,7 @@ class RetrievalModel(nn.Module):
             num_features = self.counter.num_features
             self.levels = nn.ModuleList([OverArch(config, i, num_features) for i in range(config.num_levels + 1)])
             self.index = LearnedIndex(config.level_sizes, config.num_ad_vectors * config.width, generator)
+            self.engagement = nn.Linear(config.trunk_width, config.num_ad_vectors * config.width)
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
 
     def level(self, number: int) -> OverArch:
@@ -257,7 +260,10 @@ class RetrievalModel(nn.Module):
 
     def user_state(self, user: UserBatch, ads: AdTable) -> UserState:
         """The user side of B requests; items of histories are codes of `ads`."""
-        trunk_BT, interest = self.trunk(user, ads)
+        return self.state_of(*self.trunk(user, ads))
+
+    def state_of(self, trunk_BT: Tensor, interest: Interest) -> UserState:
+        """The user side from its trunk."""
         return UserState(tuple(self.level(i).state(trunk_BT) for i in range(len(self.levels))), interest)
 
     def ad_vectors(self, ads: AdTable, code_M: Tensor | None = None) -> Tensor:
@@ -289,6 +295,11 @@ def newest(history: HistorySlice, length: int) -> HistorySlice:
         surface_E=history.surface_E[place_E],
         age_E=history.age_E[place_E],
     )
+
+
+def _group_rows(tables: Tables, group: int, share_BV: Tensor) -> Tensor:
+    """Rows [V] of all codes of a group."""
+    return tables.get_buffer("group_offset")[group] + torch.arange(share_BV.shape[1], device=share_BV.device)
 
 
 def _init(rows: int, columns: int) -> Tensor:

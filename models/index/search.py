@@ -27,7 +27,8 @@ SLACK = 16
 """Results scored again beyond the K asked for."""
 ROUNDING = 2e-5
 """Relative difference that two orders of summation may make in a score."""
-SCAN_BLOCK = 16_384
+SCAN_CELLS = 65_536
+"""Pairs that a scan scores at a time, so that its intermediate values stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,12 @@ def scan_scores(model: RetrievalModel, index: Index, state: UserState, *, ad_sco
     """Scores [B, S] of every slot: the serving score, or the ad's own logit alone."""
     over, own_state = model.level(len(index.levels)), state.levels[-1]
     blocks = []
-    visits_BCS = state.interest.visits(index.slot_N, index.num_ads)
-    for first in range(0, index.num_ads, SCAN_BLOCK):
-        block = slice(first, first + SCAN_BLOCK)
-        feature_BFM = torch.cat([state.interest.shared(index.group_SG[block]), visits_BCS[:, :, block]], dim=1)
-        blocks.append(over.shared(own_state, index.vector_SQd[block], feature_BFM))
+    visits_CBS = state.interest.visits(index.slot_N, index.num_ads)
+    width = max(256, SCAN_CELLS // max(1, state.num_rows))
+    for first in range(0, index.num_ads, width):
+        block = slice(first, first + width)
+        feature_FBM = torch.cat([state.interest.shared(index.group_SG[block]), visits_CBS[:, :, block]])
+        blocks.append(over.shared(own_state, index.vector_SQd[block], feature_FBM))
     score_BS = torch.cat(blocks, dim=1)
     if ad_scorer:
         return score_BS
@@ -167,9 +169,9 @@ def scan_scores(model: RetrievalModel, index: Index, state: UserState, *, ad_sco
 def all_node_logits(model: RetrievalModel, index: Index, state: UserState, number: int) -> Tensor:
     """Logits [B, nodes] of every node of a level."""
     level, interest = index.levels[number], state.interest
-    group_BFM = interest.shared_nodes(level.value_KGR, level.weight_KGR)
-    feature_BFM = torch.cat([group_BFM, interest.visits(level.node_N, level.num_nodes)], dim=1)
-    return model.level(number).shared(state.levels[number], level.vector_KQd, feature_BFM)
+    group_FBM = interest.shared_nodes(level.value_KGR, level.weight_KGR)
+    feature_FBM = torch.cat([group_FBM, interest.visits(level.node_N, level.num_nodes)])
+    return model.level(number).shared(state.levels[number], level.vector_KQd, feature_FBM)
 
 
 def _root(model: RetrievalModel, index: Index, state: UserState) -> _Beam:
@@ -201,21 +203,18 @@ def _children(level: NodeLevel, beam: _Beam) -> tuple[Tensor, Tensor, Tensor]:
 
 def _node_features(index: Index, state: UserState, number: int, node_BM: Tensor) -> Tensor:
     level, interest = index.levels[number], state.interest
-    group_BFM = interest.own_nodes(level.value_KGR[node_BM], level.weight_KGR[node_BM])
-    visits_BCK = interest.visits(level.node_N, level.num_nodes)
-    visits_BCM = visits_BCK.gather(2, node_BM[:, None].expand(-1, visits_BCK.shape[1], -1))
-    return torch.cat([group_BFM, visits_BCM], dim=1)
+    group_FBM = interest.own_nodes(level.value_KGR[node_BM], level.weight_KGR[node_BM])
+    visits_CBK = interest.visits(level.node_N, level.num_nodes)
+    return torch.cat([group_FBM, visits_CBK.gather(2, node_BM.expand(len(visits_CBK), -1, -1))])
 
 
 def _node_logits(model: RetrievalModel, index: Index, state: UserState, number: int, node_BM: Tensor) -> Tensor:
-    feature_BFM = _node_features(index, state, number, node_BM)
-    return model.level(number).own(state.levels[number], index.levels[number].vector_KQd[node_BM], feature_BFM)
+    feature_FBM = _node_features(index, state, number, node_BM)
+    return model.level(number).own(state.levels[number], index.levels[number].vector_KQd[node_BM], feature_FBM)
 
 
 def _ad_features(index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
-    return torch.cat(
-        [state.interest.own(index.group_SG[slot_BM]), state.interest.seen(index.ad_code_S[slot_BM])], dim=1
-    )
+    return torch.cat([state.interest.own(index.group_SG[slot_BM]), state.interest.seen(index.ad_code_S[slot_BM])])
 
 
 def _ad_logits(model: RetrievalModel, index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
@@ -277,7 +276,7 @@ def _pair_scores(model: RetrievalModel, index: Index, state: UserState, slot_BX:
     weight_L = model.ensemble_weights()[-1]
     for number, level in enumerate(index.levels):
         node_BX = level.node_S[slot_BX]
-        feature_BFX = _node_features(index, state, number, node_BX)
-        logit_BX = model.level(number).exactly(state.levels[number], level.vector_KQd[node_BX], feature_BFX)
+        feature_FBX = _node_features(index, state, number, node_BX)
+        logit_BX = model.level(number).exactly(state.levels[number], level.vector_KQd[node_BX], feature_FBX)
         score_BX = score_BX + weight_L[number] * logit_BX
     return score_BX

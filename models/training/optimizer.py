@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.gem.embeddings import sum_duplicates
+from models.gem.embeddings import Tables, sum_duplicates
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,14 @@ class RowWiseAdagrad:
 
 
 class TableOptimizer:
-    """Optimiser of a whole model: parameters named in `table_names` by row-wise Adagrad, the rest by AdamW."""
+    """Optimiser of a whole model: tables by row-wise Adagrad, the rest by AdamW.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, table_names: tuple[str, ...]) -> None:
+    Tables are the weights of all `Tables` modules and whatever else `table_names` lists.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, table_names: tuple[str, ...] = ()) -> None:
+        own = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Tables)]
+        table_names = tuple(dict.fromkeys([*own, *table_names]))
         parameters = dict(model.named_parameters())
         missing = [name for name in table_names if name not in parameters]
         if missing:

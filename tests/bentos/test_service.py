@@ -200,6 +200,26 @@ def test_overload_and_deadline(home: Path, world: World) -> None:
     run(world, scenario)
 
 
+EXPECTED_COUNTS = {
+    'mirach_requests_total{method="POST",route="/retrieve",status="200"}': 1.0,
+    'mirach_requests_total{method="POST",route="/retrieve",status="422"}': 1.0,
+    'mirach_requests_total{method="POST",route="/v1/releases/{version}/activate",status="401"}': 20.0,
+    'mirach_requests_total{method="GET",route="other",status="404"}': 20.0,
+    'mirach_answers_total{surface="feed",tier="standard"}': 1.0,
+    'mirach_cost_ratio_count{tier="standard"}': 1.0,
+    'mirach_batch_size_sum{tier="standard"}': 1.0,
+    "mirach_queue_wait_seconds_count": 1.0,
+    "mirach_feature_age_seconds_count": 1.0,
+    "mirach_empty_answers_total": 0.0,
+}
+
+
+def counts(text: str) -> dict[str, float]:
+    """Series -> value of an exposition text."""
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
 def test_health_metrics_and_documents(home: Path, world: World) -> None:
     async def scenario(client: httpx.AsyncClient, server: RetrievalServer) -> None:
         ready = await client.get("/readyz")
@@ -208,20 +228,16 @@ def test_health_metrics_and_documents(home: Path, world: World) -> None:
         assert ready.json()["release"] == server.bundle.engine.release
         assert ready.json()["release_source"] == "pointer"
         assert (await client.get("/livez")).status_code == 200
+        before = counts((await client.get("/metrics")).text)
         await client.post("/retrieve", json=query())
         await client.post("/retrieve", json=query(k=0))
         for scanned in range(20):
             await client.get(f"/scan/{scanned}")
             await client.post(f"/v1/releases/{scanned}/activate")
-        text = (await client.get("/metrics")).text
-        assert 'mirach_requests_total{method="POST",route="/retrieve",status="200"} 1.0' in text
-        assert 'mirach_requests_total{method="POST",route="/retrieve",status="422"} 1.0' in text
-        assert 'route="/v1/releases/{version}/activate",status="401"} 20.0' in text
-        assert 'route="other",status="404"} 20.0' in text
-        assert 'mirach_answers_total{surface="feed",tier="standard"} 1.0' in text
-        assert 'mirach_cost_ratio_count{tier="standard"} 1.0' in text
-        assert "mirach_queue_wait_seconds_count 1.0" in text
-        assert 'mirach_request_seconds_bucket{le="0.001",route="/retrieve"}' in text
+        after = counts((await client.get("/metrics")).text)
+        assert {name: after[name] - before.get(name, 0.0) for name in EXPECTED_COUNTS} == EXPECTED_COUNTS
+        assert 'mirach_request_seconds_bucket{le="0.001",route="/retrieve"}' in after
+        assert not [name for name in after if "scan" in name]
         assert (await client.get("/docs.json")).json()["paths"]["/retrieve"]
         document = (await client.get("/v1/openapi.json")).json()
         assert document["servers"] == [{"url": "/v1"}]

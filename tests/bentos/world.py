@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from bentos.retrieval.release import make_release
 from bentos.retrieval.runtime import EVENT, InlineUser
 from models.artifact import Artifact, ArtifactStore
+from models.batch import AdTable
 from models.index.config import RetrievalConfig
 from models.index.monn import RetrievalModel
 from models.index.publish import publish
 from models.index.storage import save_index, save_model
+from models.schema import FeatureSchema
 from tests.models.worlds import FIRST_S, World, make_world
 
 NOW_US = (FIRST_S + 3 * 86_400) * 1_000_000
@@ -33,18 +35,24 @@ def small_world() -> World:
 
 def add_release(home: Path, world: World, *, seed: int = 0, as_of: str = "2026-01-03") -> Artifact:
     """Publish an untrained model over the world's ads as a release of a home."""
+    return publish_release(home, world.schema, world.ads, timezone="Asia/Shanghai", seed=seed, as_of=as_of)
+
+
+def publish_release(
+    home: Path, schema: FeatureSchema, ads: AdTable, *, timezone: str, as_of: str, seed: int = 0
+) -> Artifact:
     store = ArtifactStore(home / "artifacts")
-    model = RetrievalModel(CONFIG, world.schema, seed=seed).eval()
-    index = publish(model, world.ads)
-    with store.create("retrieval_model", schema=world.schema, code_version="1") as draft:
+    model = RetrievalModel(CONFIG, schema, seed=seed).eval()
+    index = publish(model, ads)
+    with store.create("retrieval_model", schema=schema, code_version="1") as draft:
         save_model(model, draft.path)
-    with store.create("hierarchical_index", schema=world.schema, code_version="1") as index_draft:
+    with store.create("hierarchical_index", schema=schema, code_version="1") as index_draft:
         save_index(index, index_draft.path)
     assert draft.result is not None
     assert index_draft.result is not None
     return make_release(
-        store, schema=world.schema, model=draft.result, index=index_draft.result, ads=world.ads, as_of=as_of,
-        timezone="Asia/Shanghai", tiers=TIERS,
+        store, schema=schema, model=draft.result, index=index_draft.result, ads=ads, as_of=as_of,
+        timezone=timezone, tiers=TIERS,
     )  # fmt: skip
 
 

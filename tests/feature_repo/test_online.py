@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ from feature_repo import store
 from feature_repo.feature_schema import schema_for
 from feature_repo.history_bytes import HISTORY_EVENT
 from feature_repo.lake import Lake
-from feature_repo.online import PUSHED_EVENT, TAIL_KEY, OnlineReader, join_history, merge_tail
+from feature_repo.online import OnlineReader
+from feature_repo.tail import PUSHED_EVENT, TAIL_KEY, join_history, merge_tail
 from feature_repo.training_tables import load_frame, load_history, load_tables
 from tests.feature_repo.handmade import DAY1, DAY2, DAY3, FACTS, at_us
 from tests.feature_repo.test_store import fill
@@ -150,27 +154,40 @@ def test_threads_that_write_one_user_lose_nothing(reader: OnlineReader) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-import numpy as np
-from feature_repo.online import OnlineReader, PUSHED_EVENT
+from feature_repo.online import OnlineReader
 from tests.feature_repo.test_online import SCHEMA, events
 reader = OnlineReader(Path(sys.argv[1]), SCHEMA)
-sys.stdin.readline()
-for i in range(int(sys.argv[2]), 8, 2):
+print("ready", flush=True)
+for i in range(4):
     reader.push_events(902, events((i, f"03 05:{i:02d}", i, 0)))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_one_user_lose_nothing(home: Path, reader: OnlineReader) -> None:
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(home), str(i)], stdin=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    assert [writer.wait(120) for writer in writers] == [0, 0]
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(home)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        for i in range(4, 8):
+            reader.push_events(902, events((i, f"03 05:{i:02d}", i, VIEW)))
+        assert writer.wait(120) == 0
     assert reader.read([902], at_us("03 06:00"))[0].history["item"].tolist() == list(range(8))
+
+
+def test_reads_go_on_while_another_writer_holds_the_store(home: Path, reader: OnlineReader) -> None:
+    with closing(sqlite3.connect(home / "feast" / "online.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(reader.push_events, 903, events((1, "03 05:00", 4, VIEW)))
+            time.sleep(0.2)
+            started = time.monotonic()
+            for _ in range(20):
+                assert reader.read([1], at_us("03 06:00"))[0].known
+            assert time.monotonic() - started < 1.0
+            assert not waiting.done()
+            other.execute("COMMIT")
+            assert waiting.result(timeout=20) == 1
+    assert reader.read([903], at_us("03 06:00"))[0].history["item"].tolist() == [4]
 
 
 def test_a_reader_of_another_schema_is_refused(home: Path) -> None:

@@ -146,6 +146,7 @@ def test_applying_again_changes_nothing(home: Path) -> None:
     assert set(services) == {f"retrieval_{SCHEMA.fingerprint}", f"training_{SCHEMA.fingerprint}"}
 
 
+@pytest.mark.slow
 def test_the_feast_command_works_on_a_home(home: Path) -> None:
     feast = Path(sys.executable).with_name("feast")
     answer = subprocess.run(

@@ -49,7 +49,10 @@ def test_shifted_data_fires_and_is_stored(tmp_path: Path) -> None:
     stored = Workspace.create(str(tmp_path / "reports" / "workspace"))
     assert len(stored.list_runs(project.id)) == 1  # the re-run replaced the first
     assert [p.name for p in stored.list_projects()] == ["mirach drift"]
-    assert [p.title for p in project.dashboard.model().panels][:2] == ["Feature drift", "Share of drifted columns"]
+    assert [p.title for p in project.dashboard.model().panels][:2] == [
+        "user features",
+        "Share of drifted columns",
+    ]
 
 
 def test_missing_values_and_null_columns_alarm() -> None:

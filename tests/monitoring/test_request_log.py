@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bentos.retrieval import request_log as written
-from monitoring.request_log import COLUMNS, read_requests
+from monitoring.request_log import COLUMNS, answer_features, read_requests
 
 START = datetime(2026, 1, 5, 10, 30, tzinfo=UTC)
 END = START + timedelta(hours=2)
@@ -77,3 +77,13 @@ def test_no_log_is_an_empty_table(tmp_path: Path) -> None:
     assert log.rows.column_names == list(COLUMNS)
     with pytest.raises(ValueError, match="zoned"):
         read_requests(tmp_path, START.replace(tzinfo=None), END)
+
+
+def test_answer_features_by_hand(tmp_path: Path) -> None:
+    write(tmp_path, [row(1), row(2, ad_ids=[], scores=[], cold=True, feature_age_s=None)])
+    first, second = answer_features(read_requests(tmp_path, START, END).rows).to_pylist()
+    assert first["dense_top_score"] == 3.0
+    assert first["dense_mean_score"] == 2.0
+    assert (first["dense_filled"], second["dense_filled"]) == (1.0, 0.0)
+    assert second["dense_top_score"] is None
+    assert (second["cat_cold"], second["cat_surface"]) == ("true", "feed")

@@ -1,0 +1,136 @@
+"""Bodies of the index assets: train the retrieval model, publish its index, audit it. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from dagster_project.lib.gem_stages import GEM, load_gem
+from dagster_project.lib.recipes import recipe
+from dagster_project.lib.resources import Home
+from dagster_project.lib.training import (
+    frame_data,
+    frame_days,
+    made_artifact,
+    new_artifact,
+    oracle_matrix,
+    published_ads,
+    teacher_pairs,
+)
+from models.data import FrameData
+from models.index.audit import AuditReport, audit_index, beam_choices, beam_sweep, choose_tiers, draw_requests
+from models.index.health import health_problems, index_health
+from models.index.joint import TrainingReport, train_retrieval
+from models.index.monn import RetrievalModel
+from models.index.publish import Index, publish
+from models.index.storage import load_index, load_model, save_index, save_model
+
+MODEL, INDEX = "index/retrieval_model", "index/hierarchical_index"
+AUDIT_K = 10
+
+
+def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:
+    """Train the retrieval model with its index on the newest days as of a day; its version and what happened."""
+    values = recipe(home)
+    days = home.facts().days[: home.facts().days.index(as_of) + 1][-values.retrieval_days :]
+    data = list(frame_days(home, days))
+    gem = load_gem(home, as_of)
+    pairs = [
+        teacher_pairs(gem, day, num_rows=values.pair_rows, ads_per_row=values.ads_per_row, seed=home.seed + number)
+        for number, day in enumerate(data)
+    ]
+    config = values.preset.retrieval
+    model, report = train_retrieval(config, home.feature_schema(), data, pairs=pairs, seed=home.seed)
+    with new_artifact(home, "retrieval_model", MODEL, as_of, code) as draft:
+        save_model(model, draft.path)
+        draft.config = {"retrieval": config.to_dict(), "days": days, "seed": home.seed}
+        draft.parents = {f"{GEM}/{as_of}": home.artifact(GEM, as_of).version}
+        draft.metrics = report.to_dict()
+    return made_artifact(draft).version, report
+
+
+def open_model(home: Home, as_of: str) -> RetrievalModel:
+    """The retrieval model as of a day."""
+    return load_model(home.artifact(MODEL, as_of).path)
+
+
+def open_index(home: Home, as_of: str) -> Index:
+    """The index published as of a day."""
+    return load_index(home.artifact(INDEX, as_of).path)
+
+
+def audit_data(home: Home, day: str) -> FrameData:
+    """Requests of a day with the ads as published at its end: what a release of that day searches."""
+    return replace(frame_data(home, day), ads=published_ads(home, day))
+
+
+def publish_index(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]]:
+    """Publish the index over the corpus of a day, audit it, and store both; its version and the audit."""
+    model, data = open_model(home, as_of), audit_data(home, as_of)
+    index = publish(model, data.ads)
+    found = audit(home, model, index, data)
+    with new_artifact(home, "hierarchical_index", INDEX, as_of, code) as draft:
+        save_index(index, draft.path)
+        draft.config = {"tiers": found["tiers"]}
+        draft.parents = {f"{MODEL}/{as_of}": home.artifact(MODEL, as_of).version}
+        draft.audit = found
+    return made_artifact(draft).version, found
+
+
+def stored_audit(home: Home, as_of: str) -> dict[str, Any]:
+    """The audit that was stored with the index of a day."""
+    return home.artifact(INDEX, as_of).manifest.audit
+
+
+def standard_beams(home: Home, as_of: str) -> tuple[int, ...]:
+    """Beams of the default tier."""
+    return tuple(stored_audit(home, as_of)["tiers"]["standard"])
+
+
+def audit(home: Home, model: RetrievalModel, index: Index, data: FrameData) -> dict[str, Any]:
+    """Choose the tiers on calibration users, audit the default one on others, and measure the index's health."""
+    values = recipe(home)
+    parts = (values.calibration_requests, values.audit_requests)
+    calibration, audited = draw_requests(data, parts, seed=home.seed)
+    points = beam_sweep(model, index, data, calibration, beam_choices(index.level_sizes), k=AUDIT_K)
+    tiers = choose_tiers(points)
+    truth_BN = oracle_matrix(home, data, audited.row_B)
+    report = audit_index(
+        model, index, data, audited, beams=tiers["standard"].beams, k=AUDIT_K, probability_BN=truth_BN, seed=home.seed
+    )
+    health = index_health(model, index)
+    return {
+        "tiers": {name: list(point.beams) for name, point in tiers.items()},
+        "sweep": [asdict(point) for point in points],
+        "report": report.to_dict(),
+        "health": health.to_dict(),
+        "problems": list(health_problems(health, index.num_ads)),
+        "num_ads": index.num_ads,
+        "level_sizes": list(index.level_sizes),
+        "floor": values.recall_floor,
+        **headline(report),
+    }
+
+
+def headline(report: AuditReport) -> dict[str, float]:
+    """The figures that the results table and the gates read."""
+    clicks = {f"expected_clicks.{name}": interval.estimate for name, interval in report.expected_clicks.items()}
+    recall = {f"recall_of_clicks.{name}": interval.estimate for name, interval in report.recall.items()}
+    return {
+        "recall_vs_exact": report.coverage.estimate,
+        "recall_error": report.coverage.standard_error,
+        "cost_share": report.cost,
+        "ads_scored": report.ads_scored,
+        **clicks,
+        **recall,
+    }
+
+
+def frontier(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Points of a sweep that no cheaper point beats, cheapest first."""
+    best, kept = -1.0, []
+    for point in sorted(points, key=lambda p: p["cost"]):
+        if point["coverage"] > best:
+            best = point["coverage"]
+            kept.append({**point, "beams": "x".join(map(str, point["beams"]))})
+    return kept

@@ -1,0 +1,104 @@
+"""Whole runs as values: sizes and training of GEM, students and the retrieval model. One dial, `scale`.
+
+`tiny` is for tests (a day in well under a second), `laptop` for two cores. Values were chosen on the simulator's
+laptop world and, where `for_source` overrides them, on the validation day of that source, never on test days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from models.gem.model import GemConfig
+from models.index.config import RetrievalConfig
+from models.training.loop import TrainConfig
+from models.training.optimizer import OptimizerConfig
+from models.transfer.distill import TransferConfig
+from models.transfer.student import StudentConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Everything a run is built and trained with."""
+
+    name: str
+    gem: GemConfig
+    gem_training: TrainConfig
+    student: StudentConfig
+    transfer: TransferConfig
+    retrieval: RetrievalConfig
+
+
+def tiny() -> Preset:
+    """For tests and the first minute of a demo."""
+    return Preset(
+        name="tiny",
+        gem=GemConfig(width=8, num_layers=2, num_fm=4, num_linear=4, fm_hidden=32, num_recent=8, head_hidden=16),
+        gem_training=TrainConfig(batch_size=128, optimizer=OptimizerConfig(dense_rate=4e-3, warmup_steps=10)),
+        student=StudentConfig(width=8, hidden=16, num_recent=10),
+        transfer=TransferConfig(
+            weight=3.0, beta=3.0,
+            train=TrainConfig(batch_size=128, optimizer=OptimizerConfig(dense_rate=4e-3, warmup_steps=10)),
+        ),
+        retrieval=RetrievalConfig(),
+    )  # fmt: skip
+
+
+def laptop() -> Preset:
+    """For two cores: about a million impressions over two weeks."""
+    return Preset(
+        name="laptop",
+        gem=GemConfig(),
+        gem_training=TrainConfig(batch_size=512),
+        student=StudentConfig(),
+        transfer=TransferConfig(weight=3.0, beta=3.0, train=TrainConfig(batch_size=512)),
+        retrieval=RetrievalConfig(),
+    )
+
+
+PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny, "laptop": laptop}
+
+
+def open_preset(name: str, source: str = "simulator") -> Preset:
+    """A preset by name with the values of a source; raises ValueError that lists the known presets."""
+    if name not in PRESETS:
+        raise ValueError(f"preset: {name!r} is unknown; known presets: {', '.join(PRESETS)}")
+    return for_source(PRESETS[name](), source)
+
+
+def for_source(preset: Preset, source: str) -> Preset:
+    """The preset with the values that a source needs; sources without any get it unchanged."""
+    return preset
+
+
+def scaled(preset: Preset, scale: float) -> Preset:
+    """Shrink or grow GEM: depth, width, tokens and raw events together (light variants, GEM blog 2025).
+
+    Args:
+        preset: starting point, scale 1.
+        scale: about the factor on width and counts; FLOPs change with its third power or so.
+
+    Raises:
+        ValueError: scale is not positive.
+    """
+    if scale <= 0.0:
+        raise ValueError(f"scale: {scale} is not positive")
+    gem = preset.gem
+
+    def count(value: int, least: int) -> int:
+        return max(least, round(value * scale))
+
+    return replace(
+        preset,
+        gem=replace(
+            gem,
+            width=4 * count(gem.width // 4, 1),
+            num_layers=count(gem.num_layers, 1),
+            num_fm=count(gem.num_fm, 2),
+            num_linear=count(gem.num_linear, 2),
+            fm_rank=count(gem.fm_rank, 2),
+            fm_hidden=count(gem.fm_hidden, 8),
+            num_recent=count(gem.num_recent, 4),
+            head_hidden=count(gem.head_hidden, 8),
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Artefact folders: what is saved loads again, and what doesn't fit is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.artifact import ArtifactStore
+from models.gem.model import Gem, GemConfig
+from models.training import checkpoint
+from models.training.loop import TrainConfig, predict, train_day
+from models.training.optimizer import TableOptimizer
+from models.training.storage import load_gem, save_gem
+from tests.models.worlds import World, make_world
+
+SMALL = GemConfig(width=4, num_fm=2, num_linear=2, fm_hidden=8, num_recent=4, head_hidden=8)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(num_users=20, num_ads=15, num_days=2, rows_per_day=200)
+
+
+def test_gem_artefact_round_trip_continues_training(world: World, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=64)
+    model = Gem(SMALL, world.schema, seed=1)
+    optimizer = TableOptimizer(model, config.optimizer, ("tables.weight",))
+    train_day(model, optimizer, world.days[0], config, seed=0)
+    store = ArtifactStore(tmp_path)
+    with store.create("gem", schema=world.schema, code_version="1") as draft:
+        save_gem(draft.path, model, optimizer)
+    assert draft.result is not None
+    loaded, loaded_optimizer = load_gem(store.open("gem", draft.result.version, schema=world.schema).path, config)
+    assert loaded.config == SMALL
+    assert loaded.schema == world.schema
+    assert torch.equal(predict(loaded, world.days[1]), predict(model, world.days[1]))
+    train_day(model, optimizer, world.days[1], config, seed=1)
+    train_day(loaded, loaded_optimizer, world.days[1], config, seed=1)
+    assert all(torch.equal(v, loaded.state_dict()[n]) for n, v in model.state_dict().items())
+
+
+def test_weights_of_other_sizes_are_refused(world: World, tmp_path: Path) -> None:
+    checkpoint.save_model(tmp_path, Gem(SMALL, world.schema), world.schema, asdict(SMALL))
+    bigger = Gem(GemConfig(width=8, num_recent=4), world.schema)
+    with pytest.raises(ValueError, match="missing, unknown or of another shape"):
+        checkpoint.load_weights(tmp_path, bigger)
+    optimizer = TableOptimizer(bigger, TrainConfig().optimizer, ("tables.weight",))
+    with pytest.raises(ValueError, match="saved without its optimiser"):
+        checkpoint.load_optimizer(tmp_path, optimizer)
+
+
+def test_config_and_schema_are_readable(world: World, tmp_path: Path) -> None:
+    checkpoint.save_model(tmp_path, Gem(SMALL, world.schema), world.schema, asdict(SMALL))
+    assert checkpoint.read_config(tmp_path)["width"] == 4
+    assert checkpoint.read_schema(tmp_path) == world.schema
+
+
+def test_no_checkpoint_means_the_start(world: World, tmp_path: Path) -> None:
+    model = Gem(SMALL, world.schema)
+    optimizer = TableOptimizer(model, TrainConfig().optimizer, ("tables.weight",))
+    assert checkpoint.load_checkpoint(tmp_path, model, optimizer) == (0, 0.0)
