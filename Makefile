@@ -41,7 +41,7 @@ ui: $(STAMP)
 	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.ui --port $(PORT)
 
 serve: $(STAMP)
-	@$(ENVIRONMENT) $(BIN)/python -m bentos.retrieval.serve
+	@$(ENVIRONMENT) $(BIN)/python -m bentos.serve --home "$(abspath $(MIRACH_HOME))"
 
 monitor: $(STAMP)
 	@$(ENVIRONMENT) $(BIN)/evidently ui --workspace "$(abspath $(MIRACH_HOME))/reports/workspace" --host 127.0.0.1 --port 8001

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bentos.audit import open_reader
 from bentos.retrieval.features import Job, Reader, to_requests
 from bentos.retrieval.release import EXACT
 from bentos.retrieval.runtime import Answer, Engine, coverage
@@ -23,6 +24,8 @@ from bentos.retrieval.schemas import RetrieveRequest
 from bentos.served import ServedAnswer, send_all, serve
 from models.artifact import ArtifactStore
 
+PATIENCE_MS = 30_000
+"""Deadline of requests that name none: a probe measures latency, a busy machine must not fail it."""
 SCORE_TOLERANCE = 1e-4
 """Scores of one ad in batches of different sizes may differ by float32 rounding."""
 
@@ -72,7 +75,7 @@ def probe(
     if not requests:
         raise ValueError("requests: at least one is needed")
     now_us = time.time_ns() // 1000
-    bodies = [{"timestamp_us": now_us, **r} for r in requests]
+    bodies = [{"timestamp_us": now_us, "deadline_ms": PATIENCE_MS, **r} for r in requests]
     queries = [RetrieveRequest.model_validate(body) for body in bodies]
     environment = {"MIRACH_POINTER": "follow" if follow_pointer else "ignore"}
     with serve(home, target, ready_timeout_s=ready_timeout_s, environment=environment) as served:
@@ -82,7 +85,7 @@ def probe(
         answers = send_all(served, bodies, concurrency)
         seconds = time.perf_counter() - started
     engine = Engine.load(ArtifactStore(Path(home) / "artifacts"), status["release"])
-    expected, exact = expected_answers(engine, _reader(home, engine, reader), queries)
+    expected, exact = expected_answers(engine, reader or open_reader(home, engine), queries)
     problems = [p for p in (_problem(a, e) for a, e in zip(answers, expected, strict=True)) if p is not None]
     good = [a for a in answers if a.status == 200]
     found = [
@@ -155,12 +158,3 @@ def _problem(answer: ServedAnswer, expected: Answer) -> str | None:
 def _as_answer(body: Mapping[str, Any]) -> Answer:
     names = ("ad_ids", "scores", "release", "tier", "cost", "nodes_scored", "ads_scored", "cold", "feature_age_s")
     return Answer(**{name: body[name] for name in names})
-
-
-def _reader(home: Path, engine: Engine, reader: Reader | None) -> Reader | None:
-    if reader is not None or not (Path(home) / "feast").exists():
-        return reader
-    from feature_repo.online import OnlineReader
-
-    opened: Reader = OnlineReader(home, engine.schema)
-    return opened

@@ -215,7 +215,8 @@ def _frame(
     frame = pd.DataFrame(columns)
     if embedding is not None:
         rows = table.column(embedding).drop_null().combine_chunks()
-        matrix = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
+        values = rows.flatten().to_numpy(zero_copy_only=False)
+        matrix = values.reshape(len(rows), len(values) // len(rows))
         names = [f"{embedding}_{i}" for i in range(matrix.shape[1])]
         frame = pd.concat([frame, pd.DataFrame(matrix, columns=names)], axis=1)
     return frame

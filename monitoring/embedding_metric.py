@@ -33,7 +33,8 @@ class EmbeddingShiftCalculation(SingleValueCalculation[EmbeddingShift]):  # type
         return self.result(value=centroid_shift(current, reference)), None
 
     def _matrix(self, data: Any) -> NDArray[np.float64]:
-        matrix: NDArray[np.float64] = data.as_dataframe()[self.metric.columns].to_numpy(dtype=np.float64)
+        """Rows of the embedding; those without one (a shorter column is padded with NaN) are left out."""
+        matrix: NDArray[np.float64] = data.as_dataframe()[self.metric.columns].dropna().to_numpy(dtype=np.float64)
         return matrix
 
     def display_name(self) -> str:

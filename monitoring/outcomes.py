@@ -110,9 +110,9 @@ def join_outcomes(
         connection.register("requests", requests)
         connection.register("outcomes", outcomes)
         parameters = {"label": label, "cut": known_before, "ks": sorted(set(ks))}
-        joined: pa.Table = connection.execute(_JOIN, parameters).to_arrow_table()
+        joined: pa.Table = connection.sql(_JOIN, params=parameters).to_arrow_table()
         connection.register("joined", joined)
-        slices: pa.Table = connection.execute(_SLICES).to_arrow_table()
+        slices: pa.Table = connection.sql(_SLICES).to_arrow_table()
     found = set(joined.column("request_id").to_pylist())
     known = requests.column("request_id").to_pylist()
     return OutcomesReport(

@@ -100,7 +100,7 @@ def answer_features(rows: pa.Table) -> pa.Table:
     """Columns of answers whose distribution is watched (`monitoring.drift`): scores, cost, length, age, tier."""
     with duckdb.connect() as connection:
         connection.register("rows", rows)
-        answers: pa.Table = connection.execute(
+        answers: pa.Table = connection.sql(
             "select scores[1]::double as dense_top_score, list_avg(scores)::double as dense_mean_score, "
             "len(ad_ids)::double / k as dense_filled, cost::double as dense_cost, "
             "feature_age_s::double as dense_feature_age_s, surface as cat_surface, tier as cat_tier, "

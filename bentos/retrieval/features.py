@@ -29,6 +29,10 @@ class FieldError(ValueError):
 class Reader(Protocol):
     """The online feature reader; `feature_repo.online.OnlineReader` has this shape."""
 
+    @property
+    def published_at_us(self) -> int:
+        """The cut that is online, microseconds since the epoch."""
+
     def read(self, user_ids: Sequence[int], now_us: int) -> Sequence[UserFeatures]:
         """Features of users as of now, in order; unknown users come back as cold ones."""
 

@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 
 from bentos.retrieval.release import EXACT, ReleaseConfig, part_of, read_ads
@@ -127,17 +128,20 @@ class Engine:
         """Load and verify release `version`.
 
         Raises:
-            ValueError: an artefact is missing or damaged, or its features are not those of `schema`.
+            ValueError: an artefact is missing, damaged or of another format, or its features are not those of
+                `schema`.
         """
         release = store.open("release", version, schema=schema)
         config = ReleaseConfig.from_manifest(release.manifest.config)
         own = FeatureSchema.from_json(release.file("schema.json").read_text())
         if not own.fingerprint == config.schema_fingerprint == release.manifest.schema_fingerprint:
             raise ValueError(f"release {version}: schema.json ({own.fingerprint}) is not the schema it was made for")
-        model = load_model(part_of(store, config.model, own).path)
-        index = load_index(part_of(store, config.index, own).path)
-        ads = read_ads(release.file("ads.safetensors"))
-        model.eval()
+        model_path, index_path = (part_of(store, part, own).path for part in (config.model, config.index))
+        try:
+            model, index = load_model(model_path), load_index(index_path)
+            ads = read_ads(release.file("ads.safetensors"))
+        except (KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
+            raise ValueError(f"release {version}: this code can't read it: {error!r}") from error
         return cls(version, config, own, model, index, ads)
 
     @property

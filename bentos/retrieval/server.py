@@ -31,6 +31,7 @@ from models.release import promote, read_pointer, roll_back
 logger = logging.getLogger(__name__)
 
 Source = Literal["pointer", "bento"]
+Clock = Literal["wall", "log"]
 STEP_DOWN_LOAD = 0.5
 """Share of the queue in use from which requests without a tier of their own get the next cheaper one."""
 
@@ -54,6 +55,8 @@ class Settings:
     feature_share: float = 0.01
     follow_pointer: bool = True
     """False: serve the Bento's own copy whatever is promoted (how a candidate is tested before promotion)."""
+    clock: Clock = "wall"
+    """`log`: a replayed log ended long ago, so time starts at the newest published cut when the service does."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ class RetrievalServer:
         self.settings = settings
         self.metrics = ServiceMetrics()
         self.bundle: Bundle | None = None
-        self.pointer_error: str | None = None
+        self.refusal: str | None = None
+        """Why the last release that should have served does not."""
         self._pointer_mtime = 0
+        self._clock_shift_us = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._batcher: MicroBatcher[Job, Outcome] | None = None
@@ -117,10 +122,13 @@ class RetrievalServer:
                 self._install(self._load(pointer.version, "pointer"))
                 return
         except ValueError as error:
-            self._note_pointer_error(error)
+            self._note_refusal(error)
         copied = self._bento_version()
         if copied is not None:
-            self._install(self._load(copied, "bento"))
+            try:
+                self._install(self._load(copied, "bento"))
+            except ValueError as error:
+                self._note_refusal(error)
 
     async def start(self) -> None:
         """Start batching, logging, and watching the pointer."""
@@ -154,10 +162,10 @@ class RetrievalServer:
         started = time.perf_counter()
         bundle = self.bundle
         if bundle is None:
-            raise NotReadyError(self.pointer_error or "no release is promoted and the Bento holds none")
+            raise NotReadyError(self.refusal or "no release is promoted and the Bento holds none")
         features.check(bundle.engine, query)
         tier, stepped_down = self._choose_tier(bundle.engine, query)
-        job = Job(query, arrived_us=time.time_ns() // 1000)
+        job = Job(query, arrived_us=time.time_ns() // 1000 + self._clock_shift_us)
         outcome = await self.batcher.submit(tier, job, query.deadline_ms / 1000)
         answer = outcome.answer
         request_id = secrets.randbits(62) if query.request_id is None else query.request_id
@@ -207,10 +215,10 @@ class RetrievalServer:
             return bundle.engine.release
 
     def status(self) -> dict[str, Any]:
-        """Readiness in words: which release serves, where it came from, and what is wrong with the pointer."""
+        """Readiness in words: which release serves, where it came from, and why another was refused."""
         bundle = self.bundle
         ready = bundle is not None and self._batcher is not None
-        found: dict[str, Any] = {"ready": ready, "pointer_error": self.pointer_error}
+        found: dict[str, Any] = {"ready": ready, "refusal": self.refusal}
         if bundle is not None:
             found |= {
                 "release": bundle.engine.release,
@@ -271,20 +279,21 @@ class RetrievalServer:
             return None
         from feature_repo.online import OnlineReader
 
-        reader: Reader = OnlineReader(self.settings.home, engine.schema)
-        return reader
+        return OnlineReader(self.settings.home, engine.schema)
 
     def _install(self, bundle: Bundle) -> None:
+        if self.bundle is None and self.settings.clock == "log" and bundle.reader is not None:
+            self._clock_shift_us = bundle.reader.published_at_us - time.time_ns() // 1000
         self.bundle = bundle
         self.metrics.swaps.labels("loaded").inc()
         self.metrics.release.set_to_current_time()
         if bundle.source == "pointer":
-            self.pointer_error = None
+            self.refusal = None
 
-    def _note_pointer_error(self, error: Exception) -> None:
-        self.pointer_error = str(error)
+    def _note_refusal(self, error: Exception) -> None:
+        self.refusal = str(error)
         self.metrics.swaps.labels("refused").inc()
-        logger.error("the promoted release is refused: %s", error)
+        logger.error("a release is refused: %s", error)
 
     def _read_mtime(self) -> int:
         try:
@@ -320,4 +329,4 @@ class RetrievalServer:
                     return
                 self._install(await asyncio.to_thread(self._load, pointer.version, "pointer"))
             except Exception as error:
-                self._note_pointer_error(error)
+                self._note_refusal(error)

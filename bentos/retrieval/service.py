@@ -7,6 +7,7 @@ stay, so that BentoML's documentation and clients know them. This module alone r
 - `MIRACH_HOME`: home of releases, artefacts, online store and logs (default `./data`).
 - `MIRACH_TOKEN`: bearer token of the admin routes; unset turns them off.
 - `MIRACH_POINTER`: `ignore` serves the Bento's own release whatever is promoted (default `follow`).
+- `MIRACH_CLOCK`: `log` starts the clock at the newest published cut (a replayed log), default `wall`.
 - `MIRACH_TORCH_THREADS`: threads of a search (default 1; one compute slot shares the machine with the loop).
 """
 
@@ -14,7 +15,7 @@ import gc
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import bentoml
 import torch
@@ -26,7 +27,7 @@ from bentos.retrieval.admin import create_app
 from bentos.retrieval.http import EXPECTED_ERRORS, error_response, hot_routes, retrieve_many
 from bentos.retrieval.middleware import CancellingTimeout, Front, Gate
 from bentos.retrieval.schemas import BatchRequest, BatchResponse, RetrieveRequest, RetrieveResponse
-from bentos.retrieval.server import RetrievalServer, Settings
+from bentos.retrieval.server import Clock, RetrievalServer, Settings
 
 traffic.TimeoutMiddleware = CancellingTimeout  # type: ignore[misc, assignment]
 
@@ -36,12 +37,16 @@ BENTO_COPY = Path(__file__).resolve().parents[2] / "release"
 
 
 def settings_from_environment() -> Settings:
-    """Read the environment."""
+    """Read the environment; raises ValueError for an unknown clock."""
+    clock = os.environ.get("MIRACH_CLOCK", "wall")
+    if clock not in get_args(Clock):
+        raise ValueError(f"MIRACH_CLOCK: {clock!r} is unknown; known: {', '.join(get_args(Clock))}")
     return Settings(
         home=Path(os.environ.get("MIRACH_HOME", "data")).resolve(),
         bento_copy=BENTO_COPY if BENTO_COPY.exists() else None,
         token=os.environ.get("MIRACH_TOKEN", ""),
         follow_pointer=os.environ.get("MIRACH_POINTER", "follow") != "ignore",
+        clock=cast(Clock, clock),
     )
 
 

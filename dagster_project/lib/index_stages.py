@@ -93,7 +93,7 @@ def audit(home: Home, model: RetrievalModel, index: Index, data: FrameData) -> d
     parts = (values.calibration_requests, values.audit_requests)
     calibration, audited = draw_requests(data, parts, seed=home.seed)
     points = beam_sweep(model, index, data, calibration, beam_choices(index.level_sizes), k=AUDIT_K)
-    tiers = choose_tiers(points)
+    tiers = choose_tiers(points, values.tiers)
     truth_BN = oracle_matrix(home, data, audited.row_B)
     report = audit_index(
         model, index, data, audited, beams=tiers["standard"].beams, k=AUDIT_K, probability_BN=truth_BN, seed=home.seed

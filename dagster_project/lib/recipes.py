@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dagster_project.lib.resources import Home
+from models.index.audit import TIER_TARGETS
 from models.index.config import RetrievalTraining
 from models.training.presets import Preset, open_preset
 from models.tuning.tune import TuningConfig
@@ -27,6 +29,8 @@ class Recipe:
     """Requests whose best nodes become the data of test-time tuning."""
     probe_requests: int
     tuning: TuningConfig
+    tiers: Mapping[str, tuple[float, float]]
+    """Tier -> target coverage and largest cost, as a share of the full scan."""
     recall_floor: float
     """What the default tier must find of the full scan's answer."""
 
@@ -35,14 +39,15 @@ def recipe(home: Home) -> Recipe:
     """The recipe of a home; raises ValueError that lists the known presets."""
     preset = open_preset(home.preset, home.source)
     if home.preset == "tiny":
-        training = RetrievalTraining(batch_size=256, epochs=1, refresh_every=10)
+        training = RetrievalTraining(batch_size=48, epochs=2, refresh_every=10, ads_per_step=256)
         retrieval = replace(preset.retrieval, level_sizes=(8, 8), training=training)
         return Recipe(
-            replace(preset, retrieval=retrieval), retrieval_days=4, pair_rows=300, ads_per_row=8,
+            replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
             calibration_requests=60, audit_requests=120, node_requests=120, probe_requests=60,
             tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
+            tiers={"lite": (0.6, 0.3), "standard": (0.85, 0.6), "full": (0.95, 0.9)},
         )  # fmt: skip
     return Recipe(
         preset, retrieval_days=6, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,
-        node_requests=1_500, probe_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
+        node_requests=1_500, probe_requests=1_000, tuning=TuningConfig(), recall_floor=0.8, tiers=TIER_TARGETS,
     )  # fmt: skip

@@ -121,6 +121,35 @@ class UserTower(nn.Module):
         return [share_BV @ tables(_group_rows(tables, g, share_BV)) for g, share_BV in enumerate(interest.shares())]
 
 
+class Standardise(nn.Module):
+    """Zero mean and unit variance per column by running statistics, which take no gradient.
+
+    Unlike batch normalisation, different samples of ads (shown, engaged with, live) are put on one scale.
+    """
+
+    mean_D: Tensor
+    variance_D: Tensor
+    num_updates: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.02) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean_D", torch.zeros(width))
+        self.register_buffer("variance_D", torch.ones(width))
+        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Standardised columns; in training mode a sample of at least 2 rows moves the statistics first."""
+        if self.training and len(x_ND) > 1:
+            with torch.no_grad():
+                self.num_updates += 1
+                weight = max(self.momentum, 1.0 / int(self.num_updates))
+                self.mean_D.lerp_(x_ND.mean(0), weight)
+                self.variance_D.lerp_((x_ND - self.mean_D).square().mean(0), weight)
+        # Copies: the statistics may move again before the gradient is taken.
+        return (x_ND - self.mean_D.clone()) * torch.rsqrt(self.variance_D.clone() + 1e-6)
+
+
 class AdTower(nn.Module):
     """Ad id, categories, advertiser, format, creative embedding and dense statistics -> Q vectors of width d.
 
@@ -137,7 +166,7 @@ class AdTower(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(num_inputs, config.trunk_width), nn.ReLU(),
             nn.Linear(config.trunk_width, config.num_ad_vectors * config.width),
-            nn.BatchNorm1d(config.num_ad_vectors * config.width, affine=False, momentum=0.02),
+            Standardise(config.num_ad_vectors * config.width),
         )  # fmt: skip
 
     def forward(self, tables: Tables, ads: AdTable, code_M: Tensor) -> Tensor:
@@ -152,7 +181,8 @@ class AdTower(nn.Module):
         )
         inputs = [tables(rows_MX).flatten(1), ads.dense_NF[code_M], ads.embedding_NM[code_M]]
         vector_MQd: Tensor = self.net(torch.cat(inputs, dim=1)).view(-1, *self.shape)
-        return vector_MQd * self.shape[1] ** -0.5
+        scaled_MQd: Tensor = vector_MQd * self.shape[1] ** -0.5
+        return scaled_MQd
 
 
 class OverArch(nn.Module):

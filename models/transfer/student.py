@@ -4,7 +4,7 @@ The net is a DLRM: embeddings of width 8, all pairwise dot products, one hidden 
 mean of the recent history. The serving head sees true labels only, the distillation head the teacher only,
 so a biased teacher shapes the shared backbone and never the served logit.
 
-Shape legend: B rows, n fields, E recent events, d width, H hidden units, T tasks, S surfaces.
+Shape legend: B rows, n fields, E recent events, M distinct ads of a batch, d width, H hidden units, T tasks, S surfaces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.batch import AdTable, Batch, HistorySlice
-from models.gem.embeddings import DenseTokens, ItemEncoder, Tables
+from models.gem.embeddings import DenseTokens, ItemEncoder, Tables, local_codes
+from models.gem.pyramid import segment_sum
 from models.schema import FeatureSchema
 
 TABLES = ("tables.weight",)
@@ -50,15 +51,13 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     return scaled
 
 
-def recent_mean(history: HistorySlice, num_recent: int, vectors: Tensor) -> Tensor:
-    """Mean of `vectors[item]` over the last `num_recent` events of each row, [B, d]; 0 without events."""
+def recent_items(history: HistorySlice, num_recent: int) -> tuple[Tensor, Tensor]:
+    """Items of the last `num_recent` events of each row, and where each row's begin, [B + 1]."""
     begin_B = torch.maximum(history.start_B1[1:] - num_recent, history.start_B1[:-1])
     length_B = history.start_B1[1:] - begin_B
     bound_B1 = functional.pad(length_B.cumsum(0), (1, 0))
-    row_E = torch.repeat_interleave(torch.arange(len(begin_B)), length_B)
-    position_E = begin_B[row_E] + torch.arange(int(bound_B1[-1])) - bound_B1[row_E]
-    item_E = history.item_E.index_select(0, position_E).to(torch.int64)
-    return functional.embedding_bag(item_E, vectors, bound_B1, mode="mean", include_last_offset=True)
+    shift_E = torch.repeat_interleave(begin_B - bound_B1[:-1], length_B)
+    return history.item_E.index_select(0, shift_E + torch.arange(len(shift_E))), bound_B1
 
 
 class Student(nn.Module):
@@ -113,9 +112,12 @@ class Student(nn.Module):
             ],
             dim=1,
         )
-        vector_Nd = self.items(self.tables, ads, torch.arange(len(ads.ad_id_N)))
-        recent_Bd = recent_mean(user.history, self.config.num_recent, vector_Nd)
-        tokens = [self.tables(rows_BF), vector_Nd.index_select(0, code_B)[:, None], recent_Bd[:, None]]
+        recent_E, bound_B1 = recent_items(user.history, self.config.num_recent)
+        code_M, (candidate_B, item_E) = local_codes(len(ads.ad_id_N), code_B, recent_E)
+        vector_Md = self.items(self.tables, ads, code_M)
+        count_B1 = bound_B1.diff().clamp(min=1)[:, None]
+        recent_Bd = segment_sum(vector_Md, item_E, bound_B1) / count_B1
+        tokens = [self.tables(rows_BF), vector_Md.index_select(0, candidate_B)[:, None], recent_Bd[:, None]]
         if self.dense is not None:
             tokens.append(self.dense(torch.cat([user.dense_BD, ads.dense_NF[code_B]], dim=1)))
         x_Bnd = torch.cat(tokens, dim=1)

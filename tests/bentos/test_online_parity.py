@@ -42,7 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(home: Path) -> RetrievalServer:
     server = RetrievalServer(Settings(home))
     server.load_initial()
-    assert server.pointer_error is None
+    assert server.refusal is None
     return server
 
 

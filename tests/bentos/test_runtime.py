@@ -117,6 +117,20 @@ def test_loading_refuses_damage_and_other_features(
         Engine.load(store, release.version)
 
 
+def test_parts_of_another_format_are_refused(shared_home: Path, release: Artifact, world: World) -> None:
+    store = ArtifactStore(shared_home / "artifacts")
+    with store.create("hierarchical_index", schema=world.schema, code_version="0") as draft:
+        (draft.path / "index.safetensors").write_bytes(b"something else")
+    assert draft.result is not None
+    model = part_of(store, release.manifest.config["model"])
+    broken = make_release(
+        store, schema=world.schema, model=model, index=draft.result, ads=world.ads, as_of="x", timezone="UTC",
+        tiers={"standard": (1, 1)},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="this code can't read it"):
+        Engine.load(store, broken.version)
+
+
 def test_release_says_what_it_is(release: Artifact, world: World) -> None:
     config = ReleaseConfig.from_manifest(json.loads(json.dumps(release.manifest.config)))
     assert config.tier_names == ("lite", "standard", "full", "exact")

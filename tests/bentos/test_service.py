@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -253,6 +254,8 @@ def test_releases_swap_roll_back_and_refuse(home: Path, world: World, monkeypatc
 
     async def scenario(client: httpx.AsyncClient, server: RetrievalServer) -> None:
         first = (await client.get("/readyz")).json()["release"]
+        assert server.bundle is not None
+        old = weakref.ref(server.bundle.engine)
         assert (await client.get("/v1/releases")).status_code == 401
         wrong = {"Authorization": "Bearer wrong"}
         assert (await client.post(f"/v1/releases/{second.version}/activate", headers=wrong)).status_code == 401
@@ -268,6 +271,7 @@ def test_releases_swap_roll_back_and_refuse(home: Path, world: World, monkeypatc
         assert activated.json()["active"] == second.version
         answers = await traffic
         assert {a["release"] for a in answers} == {first, second.version}
+        assert old() is None  # the memory of the old release is free again
         for version in (first, second.version):
             assert len({tuple(a["ad_ids"]) for a in answers if a["release"] == version}) == 1
         assert (await client.post("/v1/releases/none/activate", headers=AUTHORIZED)).status_code == 404
@@ -297,10 +301,10 @@ def test_the_pointer_is_followed(home: Path, world: World) -> None:
         assert (await client.post("/retrieve", json=query())).json()["release"] == second.version
         (home / "releases" / "current.json").write_text("{")
         for _ in range(100):
-            if (await client.get("/readyz")).json()["pointer_error"]:
+            if (await client.get("/readyz")).json()["refusal"]:
                 break
             await asyncio.sleep(0.05)
-        assert "not a release pointer" in (await client.get("/readyz")).json()["pointer_error"]
+        assert "not a release pointer" in (await client.get("/readyz")).json()["refusal"]
         assert (await client.post("/retrieve", json=query())).json()["release"] == second.version
 
     run(world, scenario)

@@ -63,6 +63,10 @@ class WorldReader:
     world: World
     tails: dict[int, NDArray[Any]] = field(default_factory=dict)
 
+    @property
+    def published_at_us(self) -> int:
+        return NOW_US
+
     def read(self, user_ids: Sequence[int], now_us: int) -> list[InlineUser]:
         users, history, found = self.world.users, self.world.history, []
         known = {int(user_id): code for code, user_id in enumerate(users.user_id_U.tolist())}

@@ -79,6 +79,18 @@ def test_large_tables_are_sampled() -> None:
     assert report.num_current == 5000
 
 
+def test_embeddings_of_fixed_size_with_holes_and_of_no_width() -> None:
+    table = pa.table(features(0))
+    vectors = np.stack(features(0)["embedding"]).ravel()
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(vectors), 4).to_pylist()
+    holes = pa.array([None, *fixed[1:]], pa.list_(pa.float32(), 4))
+    place = table.column_names.index("embedding")
+    report = drift_report(table, table.set_column(place, "embedding", holes), name="ads", day="2026-01-05")
+    assert report.embedding_shift == pytest.approx(0.0, abs=1e-2)
+    none = table.set_column(place, "embedding", pa.array([[]] * 2000, pa.list_(pa.float32())))
+    assert drift_report(none, none, name="ads", day="2026-01-05").embedding_shift is None
+
+
 def test_bad_input_names_the_column() -> None:
     table = pa.table(features(0))
     with pytest.raises(ValueError, match="columns missing: dense_nothing"):

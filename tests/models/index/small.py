@@ -52,11 +52,24 @@ def small_config(sizes: tuple[int, ...] = (4, 4)) -> RetrievalConfig:
 
 
 def small_model(sizes: tuple[int, ...] = (4, 4), seed: int = 0) -> RetrievalModel:
-    """A model with weights large enough for scores to differ."""
+    """A model with weights large enough for scores to differ; equal content gives equal vectors, whatever the id."""
     model = RetrievalModel(small_config(sizes), small_schema(), seed)
     with torch.no_grad():
         model.tables.weight.mul_(20.0)
+        first = model.tables.offsets["item"]
+        model.tables.weight[first : first + model.tables.sizes["item"]] = 0.0
     return model.eval()
+
+
+def placed_model(schema: FeatureSchema, ads: AdTable, sizes: tuple[int, ...] = (4, 4), seed: int = 0) -> RetrievalModel:
+    """An untrained model of another schema, its ads standardised and its codebooks placed on them by k-means."""
+    model = RetrievalModel(small_config(sizes), schema, seed)
+    with torch.no_grad():
+        model.tables.weight.mul_(20.0)
+        model.ad_vectors(ads)
+        model.eval()
+        model.index.initialise(model.ad_vectors(ads).flatten(1), torch.Generator().manual_seed(seed))
+    return model
 
 
 def small_ads(num_ads: int, generator: torch.Generator, *, num_distinct: int | None = None) -> AdTable:

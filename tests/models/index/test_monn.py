@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from models.index.config import RetrievalConfig
-from models.index.monn import newest
+from models.index.monn import Standardise, newest
 from tests.models.index.small import small_ads, small_config, small_model, small_users
 
 
@@ -50,14 +50,17 @@ def test_a_batch_of_users_is_its_users() -> None:
     assert_close(part.interest.counts[0], state.interest.counts[0][:, [3, 1]])
 
 
-def test_ad_vectors_have_unit_length_and_content_moves_them() -> None:
+def test_ad_vectors_are_standardised_over_ads_and_content_moves_them() -> None:
     generator = torch.Generator().manual_seed(2)
-    model, ads = small_model(), small_ads(10, generator)
-    vector_NQd = model.ad_vectors(ads)
-    assert_close(vector_NQd.norm(dim=2), torch.ones(10, 2))
+    model, ads = small_model(), small_ads(30, generator)
+    in_training_ND = model.train().ad_vectors(ads).flatten(1)
+    assert_close(in_training_ND.mean(0), torch.zeros(16), atol=1e-5, rtol=0.0)
+    assert_close(in_training_ND.var(0, correction=0), torch.full((16,), 1 / 8), atol=1e-3, rtol=0.0)
+    model.ad_vectors(ads, torch.tensor([0]))  # one ad says nothing about the spread of ads
+    vector_NQd = model.eval().ad_vectors(ads)
     before = vector_NQd[3].clone()
     ads.embedding_NM[3] += 1.0
-    assert float((model.ad_vectors(ads, torch.tensor([3]))[0] - before).norm()) > 1e-3
+    assert float((model.ad_vectors(ads, torch.tensor([3]))[0] - before).detach().norm()) > 1e-3
 
 
 def test_histories_are_cut_at_the_newest_events() -> None:
@@ -88,3 +91,17 @@ def test_configuration_survives_json_and_refuses_wrong_lengths() -> None:
         RetrievalConfig(level_sizes=(4, 4), hidden=(8, 8))
     with pytest.raises(ValueError, match="level_sizes"):
         RetrievalConfig(level_sizes=(), hidden=(8,), num_user_vectors=(2,))
+
+
+def test_standardisation_follows_slowly_after_its_first_sample() -> None:
+    layer = Standardise(1, momentum=0.1)
+    layer(torch.tensor([[1.0], [3.0]]))
+    assert layer.mean_D.tolist() == [2.0]
+    assert layer.variance_D.tolist() == [1.0]
+    for _ in range(20):
+        layer(torch.tensor([[2.0], [2.0]]))
+    before = float(layer.mean_D)
+    layer(torch.tensor([[12.0], [12.0]]))
+    assert float(layer.mean_D) == pytest.approx(before + 0.1 * (12.0 - before))
+    frozen = layer.eval()(torch.tensor([[100.0]]))
+    assert float(frozen) == pytest.approx((100.0 - float(layer.mean_D)) / float(layer.variance_D + 1e-6) ** 0.5)

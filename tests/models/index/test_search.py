@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -95,13 +96,14 @@ def test_scan_scores_follow_their_definition() -> None:
 
 
 def test_ties_are_broken_by_ad_id() -> None:
-    model, ads, index, state = _case(1, 20, 2, (4, 4), 1, 1)
-    result = exact_search(model, index, state, 8)
-    seen = {int(i) for i in state.interest.item_E}
-    unseen = [c for c in result.ad_code_BK[0].tolist() if c not in seen]
-    ids = [int(ads.ad_id_N[c]) for c in unseen]
-    assert ids == sorted(ids)
-    assert len(ids) > 1
+    model, ads, index, state = _case(1, 40, 2, (4, 4), 1, 1)
+    result = exact_search(model, index, state, 12)
+    score_K = result.score_BK[0].tolist()
+    for better, worse in itertools.pairwise(range(12)):
+        if score_K[better] == score_K[worse]:
+            ids = ads.ad_id_N[result.ad_code_BK[0, [better, worse]]].tolist()
+            assert ids[0] < ids[1]
+    assert len(set(score_K)) < 12
 
 
 def test_a_narrow_beam_scores_less_and_returns_only_its_leaves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from models.training.loop import predict
 from models.training.storage import load_student, save_student
 from models.transfer.distill import teacher_loss
-from models.transfer.student import Adapter, Student, StudentConfig, recent_mean, scale_gradient
+from models.transfer.student import Adapter, Student, StudentConfig, recent_items, scale_gradient
 from tests.models.worlds import World, make_world
 
 SMALL = StudentConfig(width=4, hidden=8, num_recent=3)
@@ -31,14 +32,23 @@ def test_scale_gradient_is_identity_forward() -> None:
     assert x.grad.tolist() == [3.0, 3.0]
 
 
-def test_recent_mean_by_hand(world: World) -> None:
+def test_recent_items_are_the_newest(world: World) -> None:
     history = world.days[0].batch(torch.arange(6)).user.history
-    vectors = torch.randn(15, 4, generator=torch.Generator().manual_seed(0))
-    mean = recent_mean(history, 3, vectors)
+    item, bound = recent_items(history, 3)
     for row in range(6):
-        last = history.item_E[history.start_B1[row] : history.start_B1[row + 1]][-3:].long()
-        expected = vectors[last].mean(0) if len(last) else torch.zeros(4)
-        torch.testing.assert_close(mean[row], expected)
+        newest = history.item_E[history.start_B1[row] : history.start_B1[row + 1]][-3:]
+        assert torch.equal(item[bound[row] : bound[row + 1]], newest)
+
+
+def test_only_recent_events_reach_a_student(world: World) -> None:
+    model, batch = Student(SMALL, world.schema), world.days[0].batch(torch.arange(20))
+    history = batch.user.history
+    rank = torch.repeat_interleave(history.start_B1[1:], history.start_B1.diff()) - torch.arange(len(history.item_E))
+    base = model(batch, world.ads)
+    for which, changes in ((rank > 3, False), (rank <= 3, True)):
+        item = torch.where(which, (history.item_E + 1) % 15, history.item_E)
+        other = replace(batch, user=replace(batch.user, history=replace(history, item_E=item)))
+        assert torch.allclose(model(other, world.ads), base) is not changes
 
 
 def test_serving_head_and_both_heads_agree(world: World) -> None:
