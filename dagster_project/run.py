@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dagster_project.lib.errors import StageFailedError
 from dagster_project.lib.instance import open_instance
 from dagster_project.lib.settings import Settings, read_settings
 from models.artifact import write_json_atomically
@@ -25,8 +26,6 @@ errors = Console(stderr=True, highlight=False, style="red")
 
 def main() -> int:
     """Run, print progress and one results table, write `<home>/reports/run.json`."""
-    from dagster_project.lib.runner import StageFailedError
-
     start, started = time.perf_counter(), time.time()
     try:
         settings = read_settings()

@@ -14,14 +14,16 @@ MAX_FILE, MAX_FUNCTION = 400, 60
 MODELS = {"torch", "numpy", "pyarrow", "safetensors", "models"}
 FEATURES = {"feast", "duckdb", "pyarrow", "numpy", "pandas", "fsspec", "feature_repo", "models.schema"}
 BENTOS = {
-    "models", "bentos", "bentoml", "_bentoml_impl", "_bentoml_sdk", "fastapi", "starlette", "pydantic", "prometheus_client",
-    "numpy", "pyarrow", "torch", "safetensors", "feature_repo.online", "feature_repo.history_bytes",
+    "models", "bentos", "bentoml", "_bentoml_impl", "_bentoml_sdk", "fastapi", "starlette", "pydantic",
+    "prometheus_client", "numpy", "pyarrow", "torch", "safetensors", "feature_repo.online",
+    "feature_repo.history_bytes",
 }  # fmt: skip
 MONITORING = {
     "evidently", "duckdb", "pyarrow", "pandas", "numpy", "plotly", "monitoring", "models.metrics", "models.index.audit",
 }  # fmt: skip
 ORCHESTRATION = {
-    "dagster", "rich", "numpy", "torch", "psutil", "dagster_project", "feature_repo", "models", "bentos", "monitoring",
+    "dagster", "sqlalchemy", "rich", "numpy", "pyarrow", "torch", "safetensors", "dagster_project", "feature_repo",
+    "models", "bentos", "monitoring",
 }  # fmt: skip
 ALLOWED = {
     "models": MODELS,

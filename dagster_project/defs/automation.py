@@ -20,9 +20,11 @@ ingest_job = _job("ingest", DAYS, "The contract's tables of a day, or of a range
 daily_job = _job(
     "daily", DAYS, "Features of a day; yesterday's foundation model labels it, is judged on it, then learns from it."
 )
+frozen_job = _job("frozen", DAYS, "The foundation model as of the evaluation cut, judged on all test days.")
 transfer_job = _job("transfer", DAYS, "The domain model as of a day.")
 verticals_job = _job("verticals", DAYS_BY_VERTICAL, "The student of one vertical as of a day.")
 release_job = _job("release", DAYS, "A release as of a day: index, tuning, Bento, shadow comparison, promotion.")
+held_out_job = _job("held_out", DAYS, "Yesterday's index, and its scorer's control, judged on a day not seen.")
 monitoring_job = _job("monitoring", DAYS, "What the served release did on a day: requests, outcomes, drift, recall.")
 daily_schedule = dg.build_schedule_from_partitioned_job(daily_job, hour_of_day=1, name="every_day")
 ingest_schedule = dg.build_schedule_from_partitioned_job(
@@ -35,7 +37,16 @@ def automation() -> dg.Definitions:
     """Everything runs in process: steps of one day share what they imported."""
     return dg.Definitions(
         executor=dg.in_process_executor,
-        jobs=[ingest_job, daily_job, transfer_job, verticals_job, release_job, monitoring_job],
+        jobs=[
+            ingest_job,
+            daily_job,
+            frozen_job,
+            transfer_job,
+            verticals_job,
+            release_job,
+            held_out_job,
+            monitoring_job,
+        ],
         schedules=[ingest_schedule, daily_schedule],
         sensors=[
             dg.AutomationConditionSensorDefinition(

@@ -8,14 +8,19 @@ from dagster_project.lib.assets import Made, Verdict, stage_asset, stage_check
 from dagster_project.lib.code import code_version
 from dagster_project.lib.conditions import NIGHTLY
 from dagster_project.lib.metadata import chart, numbers, table
-from dagster_project.lib.partitions import FACTS, PREVIOUS_DAY, previous_day
+from dagster_project.lib.partitions import EARLIER_DAYS, FACTS, PREVIOUS_DAY, previous_day
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import digest
 
 CODE = code_version(
     "models/batch.py", "models/data.py", "models/gem", "models/training", "dagster_project/lib/recipes.py"
 )
-EVALUATION_CODE = code_version("models/metrics.py", "models/training/loop.py", "dagster_project/defs/gem.py")
+EVALUATION_CODE = code_version(
+    "models/metrics.py",
+    "models/training/loop.py",
+    "dagster_project/defs/gem.py",
+    "dagster_project/lib/frozen_stages.py",
+)
 
 LEARNED_EXAMPLES = 50_000
 """Examples of training before the foundation model must not be worse than logistic regression."""
@@ -68,6 +73,27 @@ def evaluation(home: Home, day: str) -> Made:
         series = {name: [float(r[name]) for r in history] for name in ("ne", "baseline_ne")}
         metadata["normalised entropy"] = chart("Normalised entropy by day", series, [r["day"] for r in history])
     return Made(digest(report), metadata)
+
+
+@stage_asset(
+    "gem", "frozen_evaluation",
+    deps=[
+        dg.AssetDep(["gem", "foundation_model"], partition_mapping=EARLIER_DAYS),
+        dg.AssetDep(["features", "training_frame"], partition_mapping=EARLIER_DAYS),
+        dg.AssetDep(["features", "statistics"], partition_mapping=EARLIER_DAYS),
+    ],
+    kinds={"pytorch"}, code=EVALUATION_CODE, job="frozen",
+)  # fmt: skip
+def frozen_evaluation(home: Home, day: str) -> Made:
+    """GEM as of the source's evaluation cut on all test days up to the last one: the protocol of an official split.
+
+    Weights learn from training days only; statistics as published daily, and frozen at the cut. By surface.
+    """
+    from dagster_project.lib import frozen_stages
+
+    report = frozen_stages.judge_frozen(home)
+    rows = report.pop("rows")
+    return Made(digest(rows), {**numbers(report), "by surface": table(rows)})
 
 
 @stage_check("gem", "evaluation", "not_worse_than_logistic_regression")

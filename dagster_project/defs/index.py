@@ -1,18 +1,23 @@
 """The retrieval model with its learned index, and the index published over the corpus."""
 
+import json
+
 import dagster as dg
 
 from dagster_project.lib.assets import Made, Verdict, stage_asset, stage_check
 from dagster_project.lib.code import code_version
 from dagster_project.lib.conditions import NIGHTLY
 from dagster_project.lib.metadata import chart, numbers, table
-from dagster_project.lib.partitions import EARLIER_DAYS
+from dagster_project.lib.partitions import EARLIER_DAYS, FACTS, PREVIOUS_DAY, previous_day
 from dagster_project.lib.resources import Home
+from dagster_project.lib.staleness import digest
+from models.artifact import write_json_atomically
 
 CODE = code_version(
     "models/batch.py", "models/data.py", "models/index", "models/metrics.py", "dagster_project/lib/recipes.py",
     "dagster_project/lib/index_stages.py", "dagster_project/lib/training.py",
 )  # fmt: skip
+HELD_OUT_CODE = code_version("dagster_project/lib/control_stages.py", "models/index/audit.py")
 EARLIER = [dg.AssetDep(["features", name], partition_mapping=EARLIER_DAYS) for name in ("training_frame", "statistics")]
 
 
@@ -78,3 +83,32 @@ def recall_against_exact(home: Home, as_of: str) -> Verdict:
     return Verdict(
         recall + 2 * error >= floor, text, numbers({"recall": recall, "standard_error": error, "floor": floor})
     )
+
+
+@stage_asset(
+    "index", "held_out_audit",
+    deps=[
+        dg.AssetDep(["index", "hierarchical_index"], partition_mapping=PREVIOUS_DAY),
+        dg.AssetDep(["index", "retrieval_model"], partition_mapping=PREVIOUS_DAY),
+        ["features", "training_frame"], ["features", "event_log"],
+        dg.AssetDep(["features", "statistics"], partition_mapping=PREVIOUS_DAY),
+        *([["ingest", "oracle"]] if FACTS.has_oracle else []),
+    ],
+    kinds={"pytorch"}, code=HELD_OUT_CODE, job="held_out",
+)  # fmt: skip
+def held_out_audit(home: Home, day: str) -> Made:
+    """Yesterday's index on a day it has not seen, and its scorer against the same scorer trained without an index."""
+    from dagster_project.lib import control_stages
+
+    as_of = previous_day(day)
+    assert as_of is not None, "the runner asks for the last day only"
+    report = control_stages.judge(home, day, as_of)
+    write_json_atomically(home.reports / "index" / f"{day}.json", report)
+    return Made(digest(report), numbers(report))
+
+
+@stage_check("index", "held_out_audit", "scorer_keeps_its_worth", warn=True, blocking=False)
+def scorer_keeps_its_worth(home: Home, day: str) -> Verdict:
+    """The joint scorer's one-sided 95 % bound is within 2 % of the scorer without index loss (warns: it is a measurement)."""
+    report = json.loads((home.reports / "index" / f"{day}.json").read_text())
+    return Verdict(report["passed"], f"{report['measure']}: {report['reason']}", numbers({"ratio": report["ratio"]}))

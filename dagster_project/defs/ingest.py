@@ -34,7 +34,7 @@ CODE = code_version(
         dg.AssetSpec(
             key=["ingest", table],
             description=DESCRIPTIONS[table],
-            group_name="ingest_tables",
+            group_name="ingest",
             kinds={"duckdb", "parquet"},
             owners=OWNERS,
             tags={JOB_TAG: "ingest"},

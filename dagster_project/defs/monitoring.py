@@ -92,7 +92,7 @@ def drift(home: Home, day: str) -> Verdict:
 
 @stage_asset("monitoring", "recall_report", deps=[LOG, CUT, SERVED], kinds={"evidently"}, condition=FOLLOW, **COMMON)
 def recall_report(home: Home, day: str) -> Made:
-    """A sample of the logged requests scored again by the full scan: recall with its error, by release, tier, surface."""
+    """A sample of the logged requests scored again by the full scan: recall with its error, whole and by slice."""
     from dagster_project.lib import monitoring_stages
 
     version, report = monitoring_stages.recall(home, day)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dagster_project.lib.assets import Made
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 GEM, BASELINE = "gem/foundation_model", "gem/baseline"
 CHECKPOINT_STEPS = 200
+JUDGED_ROWS = 6_000
+"""Impressions, drawn by seed, on which a training day is judged; test days are judged on all of them."""
 
 
 def load_gem(home: Home, day: str) -> Gem:
@@ -96,22 +99,36 @@ def _smooth(losses: Sequence[float], points: int = 60) -> list[float]:
 
 
 def judge(home: Home, day: str, before: str) -> dict[str, Any]:
-    """Metrics of yesterday's models on all impressions of a day; clicks, or expected clicks where an oracle is."""
+    """Metrics of yesterday's models on impressions of a day; clicks, or expected clicks where an oracle is.
+
+    Test days (after the source's evaluation cut) are judged on all impressions, training days on a sample of them.
+    """
     data, probability_R = frame_data(home, day), click_probabilities(home, day)
+    row_R = judged_rows(home, data, day)
+    if probability_R is not None:
+        probability_R = probability_R[row_R.numpy()]
     baseline = Logistic(data.schema, home.seed)
     load_weights(home.artifact(BASELINE, before).path, baseline)
-    logit_RT, other_RT = predict(load_gem(home, before), data), predict(baseline, data)
-    found = evaluate(data, logit_RT, probability_R=probability_R)
-    floor = evaluate(data, other_RT, probability_R=probability_R)
+    logit_RT, other_RT = predict(load_gem(home, before), data, row_R), predict(baseline, data, row_R)
+    found = evaluate(data, logit_RT, row_R, probability_R=probability_R)
+    floor = evaluate(data, other_RT, row_R, probability_R=probability_R)
     task = data.schema.tasks[0].name
     overall, base = found[f"{task}/all"], floor[f"{task}/all"]
     return {
         "day": day, "trained_through": before, "examples": _examples_seen(home, before), **overall,
         **{f"baseline_{name}": base[name] for name in ("ne", "auc", "gauc")},
         "calibration_error": overall["calibration"] / max(overall["rate"] * overall["rows"], 1.0) ** 0.5,
-        "difference": _difference(data, logit_RT, other_RT, probability_R, home.seed),
+        "difference": _difference(data, row_R, logit_RT, other_RT, probability_R, home.seed),
         "by_surface": [{"slice": name, **values} for name, values in found.items()],
     }  # fmt: skip
+
+
+def judged_rows(home: Home, data: FrameData, day: str) -> Tensor:
+    """Row numbers, ascending, of the impressions on which a day is judged."""
+    if day > home.facts().evaluation_cut or data.num_rows <= JUDGED_ROWS:
+        return torch.arange(data.num_rows)
+    generator = torch.Generator().manual_seed(home.seed)
+    return torch.randperm(data.num_rows, generator=generator)[:JUDGED_ROWS].sort().values
 
 
 def _examples_seen(home: Home, day: str) -> int:
@@ -120,14 +137,15 @@ def _examples_seen(home: Home, day: str) -> int:
 
 
 def _difference(
-    data: FrameData, logit_RT: Tensor, other_RT: Tensor, probability_R: np.ndarray[Any, Any] | None, seed: int
-) -> dict[str, float]:
+    data: FrameData, row_R: Tensor, logit_RT: Tensor, other_RT: Tensor,
+    probability_R: np.ndarray[Any, Any] | None, seed: int,
+) -> dict[str, float]:  # fmt: skip
     """NE of GEM minus NE of the baseline with its standard error, bootstrapped by user."""
-    mature_R = data.mature_RT[:, 0].numpy() > 0
-    label_R = data.label_RT[:, 0].numpy() if probability_R is None else probability_R
+    mature_R = data.mature_RT[row_R, 0].numpy() > 0
+    label_R = data.label_RT[row_R, 0].numpy() if probability_R is None else probability_R
     interval = metrics.paired_entropy_difference(
         label_R[mature_R], logit_RT[:, 0].numpy()[mature_R], other_RT[:, 0].numpy()[mature_R],
-        data.user_code_R.numpy()[mature_R], generator=np.random.default_rng(seed),
+        data.user_code_R[row_R].numpy()[mature_R], generator=np.random.default_rng(seed),
     )  # fmt: skip
     return asdict(interval)
 

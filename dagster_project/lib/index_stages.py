@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from dagster_project.lib.gem_stages import GEM, load_gem
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
@@ -20,33 +23,58 @@ from dagster_project.lib.training import (
 from models.data import FrameData
 from models.index.audit import AuditReport, audit_index, beam_choices, beam_sweep, choose_tiers, draw_requests
 from models.index.health import health_problems, index_health
-from models.index.joint import TrainingReport, train_retrieval
+from models.index.joint import TeacherPairs, TrainingReport, train_retrieval
 from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
 from models.index.storage import load_index, load_model, save_index, save_model
 
 MODEL, INDEX = "index/retrieval_model", "index/hierarchical_index"
+PAIRS_FILE = "pairs.safetensors"
 AUDIT_K = 10
+
+
+def training_days(home: Home, as_of: str) -> list[str]:
+    """The newest days as of a day, that the retrieval model learns from."""
+    return home.facts().days[: home.facts().days.index(as_of) + 1][-recipe(home).retrieval_days :]
 
 
 def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:
     """Train the retrieval model with its index on the newest days as of a day; its version and what happened."""
-    values = recipe(home)
-    days = home.facts().days[: home.facts().days.index(as_of) + 1][-values.retrieval_days :]
-    data = list(frame_days(home, days))
+    values, days = recipe(home), training_days(home, as_of)
+    config, data = values.preset.retrieval, list(frame_days(home, days))
     gem = load_gem(home, as_of)
     pairs = [
         teacher_pairs(gem, day, num_rows=values.pair_rows, ads_per_row=values.ads_per_row, seed=home.seed + number)
         for number, day in enumerate(data)
     ]
-    config = values.preset.retrieval
     model, report = train_retrieval(config, home.feature_schema(), data, pairs=pairs, seed=home.seed)
     with new_artifact(home, "retrieval_model", MODEL, as_of, code) as draft:
         save_model(model, draft.path)
+        save_file(_flat(pairs), draft.path / PAIRS_FILE)
         draft.config = {"retrieval": config.to_dict(), "days": days, "seed": home.seed}
         draft.parents = {f"{GEM}/{as_of}": home.artifact(GEM, as_of).version}
         draft.metrics = report.to_dict()
     return made_artifact(draft).version, report
+
+
+def train_control(home: Home, as_of: str) -> tuple[RetrievalModel, TrainingReport]:
+    """The same scorer on the same rows and pairs, without any loss of the index."""
+    stored = load_file(home.artifact(MODEL, as_of).file(PAIRS_FILE))
+    days = training_days(home, as_of)
+    pairs = [TeacherPairs(stored[f"{n}.row"], stored[f"{n}.ad_code"], stored[f"{n}.logit"]) for n in range(len(days))]
+    return train_retrieval(
+        recipe(home).preset.retrieval, home.feature_schema(), list(frame_days(home, days)), pairs=pairs,
+        seed=home.seed, with_index=False,
+    )  # fmt: skip
+
+
+def _flat(pairs: list[TeacherPairs]) -> dict[str, Tensor]:
+    named = ((n, pair) for n, pair in enumerate(pairs))
+    return {
+        f"{n}.{name}": value.contiguous()
+        for n, pair in named
+        for name, value in (("row", pair.row_X), ("ad_code", pair.ad_code_XJ), ("logit", pair.logit_XJ))
+    }
 
 
 def open_model(home: Home, as_of: str) -> RetrievalModel:
@@ -104,7 +132,7 @@ def audit(home: Home, model: RetrievalModel, index: Index, data: FrameData) -> d
         "sweep": [asdict(point) for point in points],
         "report": report.to_dict(),
         "health": health.to_dict(),
-        "problems": list(health_problems(health, index.num_ads)),
+        "problems": list(health_problems(health, index.num_ads, values.health)),
         "num_ads": index.num_ads,
         "level_sizes": list(index.level_sizes),
         "floor": values.recall_floor,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from dagster import DagsterInstance
+from sqlalchemy import Engine, event
 
 DAGSTER_YAML = """\
 # Written by Mirach for a single machine. docs/operations.md shows the same with Postgres.
@@ -74,6 +79,26 @@ def prepare(home: Path) -> Path:
     return folder
 
 
-def open_instance(home: Path) -> DagsterInstance:
-    """The persistent instance of a home; `make ui` shows what was run on it."""
-    return DagsterInstance.from_config(str(prepare(home)))
+@contextmanager
+def open_instance(home: Path) -> Iterator[DagsterInstance]:
+    """The persistent instance of a home; `make ui` shows what was run on it.
+
+    Dagster opens and closes a SQLite connection for every event. Two things make that cheap while this is open: no
+    sync at a commit (write-ahead logs stay whole when the process dies; only a power cut may lose the last events,
+    and those are made again), and one idle connection a file, without which every close would write the log back.
+    """
+    folder = prepare(home)
+    event.listen(Engine, "connect", _without_sync)
+    try:
+        with DagsterInstance.from_config(str(folder)) as instance, ExitStack() as stack:
+            for path in (folder / "storage").rglob("*.db"):
+                connection = stack.enter_context(closing(sqlite3.connect(path)))
+                connection.execute("select count(*) from sqlite_master").fetchone()
+            yield instance
+    finally:
+        event.remove(Engine, "connect", _without_sync)
+
+
+def _without_sync(connection: Any, record: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("pragma synchronous = normal")

@@ -35,11 +35,14 @@ def run_loop(runner: Runner, facts: SourceFacts) -> None:
     for day in days:
         held_out = ["gem/foundation_model"] if day == last_day else []
         runner.run("daily", day, runner.keys("daily", without=held_out))
+    if facts.evaluation_cut < release_day:
+        runner.run("frozen", last_day, runner.keys("frozen"))
     runner.run("transfer", release_day, runner.keys("transfer"))
     for vertical in facts.verticals:
         key = str(MultiPartitionKey({"as_of": release_day, "vertical": vertical}))
         runner.run("verticals", key, runner.keys("verticals"))
     runner.run("release", release_day, runner.keys("release"))
+    runner.run("held_out", last_day, runner.keys("held_out"))
     runner.run("monitoring", last_day, runner.keys("monitoring"))
 
 

@@ -28,6 +28,7 @@ from monitoring.request_log import read_requests
 
 CONCURRENCY = 4
 AUDITED_K = 10
+DRIFT_FIELDS = ("name", "scores", "drifted", "drifted_share", "num_current", "alarms", "html")
 
 
 def pointer_of(home: Home) -> Pointer:
@@ -64,8 +65,9 @@ def _served_report(
     p50, p95, p99 = (float(v) for v in np.percentile(latencies, [50, 95, 99]))
     sources = {a.body["release_source"] for a in good if a.body["release"] == pointer.version}
     return {
-        "release": pointer.version, "as_of": pointer.as_of, "requests": len(answers), "errors": len(answers) - len(good),
-        "logged": logged, "release_source": ",".join(sorted(sources)), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99,
+        "release": pointer.version, "as_of": pointer.as_of, "requests": len(answers),
+        "errors": len(answers) - len(good), "logged": logged, "release_source": ",".join(sorted(sources)),
+        "p50_ms": p50, "p95_ms": p95, "p99_ms": p99,
         "cost": float(np.mean([a.body["cost"] for a in good])) if good else math.nan,
         "cold_share": float(np.mean([a.body["cold"] for a in good])) if good else math.nan,
     }  # fmt: skip
@@ -177,7 +179,7 @@ def recall(home: Home, day: str) -> tuple[str, dict[str, Any]]:
         for row, truth in zip(rows, exact, strict=True)
     ]  # fmt: skip
     found = recall_report(audit_rows(audited), day=day, floor=values.recall_floor, home=home.path)
-    report = {
+    report: dict[str, Any] = {
         "slices": [asdict(one) for one in (found.overall, *found.slices)], "breaches": list(found.breaches),
         "floor": found.floor, "html": str(found.html),
     }  # fmt: skip

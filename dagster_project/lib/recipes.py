@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from dagster_project.lib.resources import Home
 from models.index.audit import TIER_TARGETS
 from models.index.config import RetrievalTraining
+from models.index.health import HealthLimits
 from models.training.presets import Preset, open_preset
 from models.tuning.tune import TuningConfig
 
@@ -25,12 +26,16 @@ class Recipe:
     calibration_requests: int
     """Requests on which the tiers' beams are chosen; their users are not audited."""
     audit_requests: int
+    held_out_requests: int
+    """Requests of the next day on which the index is judged and its scorer compared with the control's."""
     node_requests: int
     """Requests whose best nodes become the data of test-time tuning."""
     probe_requests: int
     tuning: TuningConfig
     tiers: Mapping[str, tuple[float, float]]
     """Tier -> target coverage and largest cost, as a share of the full scan."""
+    health: HealthLimits
+    """From where on an index counts as collapsed; eight nodes can't be as even as a thousand."""
     recall_floor: float
     """What the default tier must find of the full scan's answer."""
 
@@ -43,11 +48,14 @@ def recipe(home: Home) -> Recipe:
         retrieval = replace(preset.retrieval, level_sizes=(8, 8), training=training)
         return Recipe(
             replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
-            calibration_requests=60, audit_requests=120, node_requests=120, probe_requests=60,
+            calibration_requests=60, audit_requests=120, held_out_requests=150, node_requests=120,
+            probe_requests=60,
             tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
+            health=HealthLimits(max_largest_share=0.5, min_effective_share=0.3),
             tiers={"lite": (0.6, 0.3), "standard": (0.85, 0.6), "full": (0.95, 0.9)},
         )  # fmt: skip
     return Recipe(
         preset, retrieval_days=6, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,
-        node_requests=1_500, probe_requests=1_000, tuning=TuningConfig(), recall_floor=0.8, tiers=TIER_TARGETS,
+        held_out_requests=2_000, node_requests=1_500, probe_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
+        tiers=TIER_TARGETS, health=HealthLimits(),
     )  # fmt: skip

@@ -16,20 +16,13 @@ from dagster import AssetKey, DagsterInstance
 from dagster._core.execution.execute_in_process_result import ExecuteInProcessResult
 
 from dagster_project.lib.assets import WORK_SECONDS
+from dagster_project.lib.errors import StageFailedError
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import Ledger, Node, stale
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
-
-
-class StageFailedError(Exception):
-    """A run failed. `user_error` says whether the data or the settings are at fault rather than the code."""
-
-    def __init__(self, message: str, *, user_error: bool) -> None:
-        super().__init__(message)
-        self.user_error = user_error
 
 
 @dataclass

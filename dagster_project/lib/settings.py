@@ -32,7 +32,18 @@ class Settings:
         return self.home / "lake"
 
     def write(self) -> None:
-        """Remember these settings in `<home>/settings.json`."""
+        """Remember these settings in `<home>/settings.json`.
+
+        Raises:
+            ValueError: the home was made for another source or preset.
+        """
+        stored = _stored(self.home)
+        made_for = (stored.get("source", self.source), stored.get("preset", self.preset))
+        if made_for != (self.source, self.preset):
+            raise ValueError(
+                f"{self.home}: this home holds source {made_for[0]!r} with preset {made_for[1]!r}; "
+                f"use another home (MIRACH_HOME) for {self.source!r} with preset {self.preset!r}"
+            )
         values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
         del values["home"]
         write_json_atomically(self.home / "settings.json", values)
@@ -45,9 +56,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         ValueError: names the variable and its value.
     """
     home = Path(environment.get("MIRACH_HOME") or Path("data") / (environment.get("DATA") or "simulator")).absolute()
-    stored: dict[str, object] = {}
-    if (home / "settings.json").exists():
-        stored = json.loads((home / "settings.json").read_text())
+    stored = _stored(home)
     preset = environment.get("PRESET") or str(stored.get("preset", "laptop"))
     if preset not in PRESETS:
         raise ValueError(f"PRESET: {preset!r} is unknown; known presets: {', '.join(PRESETS)}")
@@ -62,3 +71,9 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         seed=int(seed),
         data_dir=Path(str(data_dir)).absolute() if data_dir else None,
     )
+
+
+def _stored(home: Path) -> dict[str, object]:
+    path = home / "settings.json"
+    stored: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+    return stored

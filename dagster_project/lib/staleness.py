@@ -109,7 +109,7 @@ class Ledger:
             cursor = page.cursor
 
     def _read_checks(self, key: AssetKey) -> dict[str, str]:
-        blocking = [k for k in self.graph.get_check_keys_for_assets({key}) if _is_blocking(self.graph, k)]
+        blocking = [k for k in self.graph.get_check_keys_for_assets({key}) if _blocks_partitions(self.graph, k)]
         if not blocking:
             return {}
         infos = self.instance.event_log_storage.get_asset_check_partition_info(blocking)
@@ -120,8 +120,9 @@ class Ledger:
         }
 
 
-def _is_blocking(graph: Graph, key: dg.AssetCheckKey) -> bool:
-    return bool(graph.get(key).blocking)
+def _blocks_partitions(graph: Graph, key: dg.AssetCheckKey) -> bool:
+    check = graph.get(key)
+    return bool(check.blocking) and check.partitions_def is not None
 
 
 def _to_record(event: dg.AssetMaterialization | None) -> Record:

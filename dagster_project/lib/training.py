@@ -53,14 +53,19 @@ def with_teacher(home: Home, data: FrameData, day: str) -> FrameData:
     )
 
 
+def frozen_frame_data(home: Home, day: str, cut: str) -> FrameData:
+    """Rows of a day with the statistics as published at the end of an earlier day; only histories go on."""
+    return _frame_data(home.path / "lake", day, day, home.lake.partition("training_frame", day).version, cut)
+
+
 @lru_cache(maxsize=2)
-def _frame_data(lake_root: Path, day: str, history_day: str, version: str) -> FrameData:
+def _frame_data(lake_root: Path, day: str, history_day: str, version: str, cut: str | None = None) -> FrameData:
     lake, facts = Lake(lake_root), read_facts(lake_root)
     from feature_repo.days import previous_day
     from feature_repo.features import schema_for
 
     schema = schema_for(facts)
-    tables = vars(load_tables(lake, facts, previous_day(facts, day), day))
+    tables = vars(load_tables(lake, facts, cut or previous_day(facts, day), day))
     return FrameData.from_columns(
         schema,
         load_frame(lake, day),

@@ -11,14 +11,14 @@ from typing import Any
 class RetrievalTraining:
     """How the retrieval model and its index are trained. Shares are of all steps."""
 
-    batch_size: int = 1024
-    epochs: int = 2
-    learning_rate: float = 2e-3
-    table_learning_rate: float = 0.02
+    batch_size: int = 512
+    epochs: int = 1
+    learning_rate: float = 8e-3
+    table_learning_rate: float = 0.1
     dense_decay: float = 1e-5
     softmax_weight: float = 0.3
     """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
-    engagement_weight: float = 0.1
+    engagement_weight: float = 0.3
     """Weight of the softmax on each user's next organic engagement."""
     engagement_rows: int = 512
     distillation_weight: float = 0.5
@@ -34,6 +34,8 @@ class RetrievalTraining:
     """Part of the levels' gradient that reaches the ad tower (0: the index follows the scorer and never bends it)."""
     gradient_start: float = 0.6
     """Share of training before which that part is 0."""
+    trunk_gradient: float = 0.1
+    """Part of the levels' gradient that reaches the user's trunk."""
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
     alignment_weight: float = 0.1
@@ -48,7 +50,9 @@ class RetrievalTraining:
     ads_per_step: int = 1024
     """Live ads, drawn uniformly, on which reconstruction and balance are taken."""
     queue_length: int = 32
-    max_alpha: float = 12.0
+    min_alpha: float = 5.0
+    """Codebooks start from k-means; an alpha near 1 would pull all nodes into the middle again."""
+    max_alpha: float = 20.0
     alpha_exponent: float = 1.5
     refresh_every: int = 40
     """Steps between snapshots of paths and node features."""
@@ -69,7 +73,7 @@ class RetrievalConfig:
     table_width: int = 16
     trunk_width: int = 128
     recent_length: int = 32
-    history_length: int = 400
+    history_length: int = 200
     """Newest events that enter the interaction features."""
     num_attention_queries: int = 4
     half_lives_s: tuple[float, ...] = (86_400.0, 1_209_600.0)

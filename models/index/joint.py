@@ -31,6 +31,7 @@ from models.index.losses import (
     forward,
     node_softmax,
     pseudo_ad_losses,
+    scale_gradient,
     score_nodes,
     scorer_losses,
 )
@@ -38,6 +39,7 @@ from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
 from models.index.quantizer import BalanceQueue
 from models.schema import FeatureSchema
+from models.training.loop import even_batches
 from models.training.optimizer import OptimizerConfig, TableOptimizer
 
 TABLES = ("tables.weight",)
@@ -183,7 +185,7 @@ class _Trainer:
         """Shuffled rows of the training sample and their batches."""
         rows_R = data.rows(kept_only=True)
         rows_R = rows_R[torch.randperm(len(rows_R), generator=self.generator)]
-        for rows_B in torch.split(rows_R, self.training.batch_size):
+        for rows_B in even_batches(rows_R, self.training.batch_size):
             if len(rows_B):
                 yield rows_B, data.batch(rows_B)
 
@@ -218,7 +220,7 @@ class _Trainer:
         self, rows_B: Tensor, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
     ) -> dict[str, Tensor]:
         training = self.training
-        step = forward(self.model, batch, data.ads)
+        step = forward(self.model, batch, data.ads, training.trunk_gradient)
         losses, logit_YU = scorer_losses(self.model, step)
         losses["softmax"] = losses["softmax"] * training.softmax_weight
         if training.engagement_weight > 0.0:
@@ -242,7 +244,7 @@ class _Trainer:
         progress = self._index_share(share)
         warm = min(1.0, progress / max(1e-9, training.index_warm_up))
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
-        alpha = max(1.0, training.max_alpha * progress**training.alpha_exponent)
+        alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
         impressions, gap = pseudo_ad_losses(model, step, index, quantised)
         nodes = score_nodes(model, index, step.clicked, training.beam_width)
@@ -274,12 +276,3 @@ def next_engagements(data: FrameData, rows_B: Tensor, limit: int) -> tuple[Tenso
     item_X = data.history.item_E[place_X[there_X]].to(torch.int64)
     known = item_X < len(data.ads.ad_id_N)
     return there_X[known][:limit], item_X[known][:limit]
-
-
-def scale_gradient(value: Tensor, scale: float) -> Tensor:
-    """The same value; its gradient is multiplied by `scale` (0 stops it)."""
-    if scale == 1.0:
-        return value
-    if scale == 0.0:
-        return value.detach()
-    return value * scale + value.detach() * (1.0 - scale)

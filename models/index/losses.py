@@ -40,6 +40,8 @@ class Forward:
     batch: Batch
     ads: AdTable
     trunk_BT: Tensor
+    level_trunk_BT: Tensor
+    """The same values for the levels, which reach the trunk with a scaled gradient only."""
     interest: Interest
     clicked: UserState
     """User side of the clicked rows, which are the queries of every softmax."""
@@ -52,15 +54,17 @@ class Forward:
     own_feature_FB1: Tensor
 
 
-def forward(model: RetrievalModel, batch: Batch, ads: AdTable) -> Forward:
-    """Towers and interaction features of a batch."""
+def forward(model: RetrievalModel, batch: Batch, ads: AdTable, trunk_gradient: float = 1.0) -> Forward:
+    """Towers and interaction features of a batch; levels pass `trunk_gradient` of their gradient to the trunk."""
     trunk_BT, interest = model.trunk(batch.user, ads)
     code_U, (local_B,) = local_codes(len(ads.ad_id_N), batch.ad_code_B)
     label_B = batch.label_BT[:, 0]
     row_Y = (label_B > 0.5).nonzero().squeeze(1)
     shown_B = torch.where(label_B > 0.5, 1.0, batch.logit_offset_B.exp())
     weight_U = torch.zeros(len(code_U)).index_add(0, local_B, shown_B)
-    states = tuple(model.level(i).state(trunk_BT[row_Y]) for i in range(model.config.num_levels + 1))
+    level_trunk_BT = scale_gradient(trunk_BT, trunk_gradient)
+    states = [model.level(i).state(level_trunk_BT[row_Y]) for i in range(model.config.num_levels)]
+    states.append(model.level(model.config.num_levels).state(trunk_BT[row_Y]))
     itself_N = torch.arange(len(ads.ad_id_N))
     own_FB1 = torch.cat(
         [
@@ -72,8 +76,9 @@ def forward(model: RetrievalModel, batch: Batch, ads: AdTable) -> Forward:
         batch=batch,
         ads=ads,
         trunk_BT=trunk_BT,
+        level_trunk_BT=level_trunk_BT,
         interest=interest,
-        clicked=UserState(states, interest.rows(row_Y)),
+        clicked=UserState(tuple(states), interest.rows(row_Y)),
         row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,
@@ -156,7 +161,7 @@ def pseudo_ad_losses(model: RetrievalModel, step: Forward, index: Index, quantis
         pseudo_BQd = model.as_vectors(quantised.pseudo_LND[number])[step.local_B]
         node_B = index.levels[number].node_N[step.batch.ad_code_B]
         feature_FB1 = _own_node_features(index, step.interest, number, node_B)
-        logit_B = over.own(over.state(step.trunk_BT), pseudo_BQd[:, None], feature_FB1).squeeze(1)
+        logit_B = over.own(over.state(step.level_trunk_BT), pseudo_BQd[:, None], feature_FB1).squeeze(1)
         loss = loss + impression_loss(logit_B, step.batch)
         gap = gap + (over.interaction(feature_FB1) - wanted_IB1).square().mean()
     return loss / num_levels, gap / num_levels
@@ -258,3 +263,12 @@ def _own_node_features(index: Index, interest: Interest, number: int, node_B: Te
     level, place_B = index.levels[number], node_B.clamp(min=0)
     group_FB1 = interest.matched(level.value_KGR[place_B], level.weight_KGR[place_B])
     return torch.cat([group_FB1, interest.matched_positions(level.node_N, node_B)]) * (node_B >= 0)[:, None]
+
+
+def scale_gradient(value: Tensor, scale: float) -> Tensor:
+    """The same value; its gradient is multiplied by `scale` (0 stops it)."""
+    if scale == 1.0:
+        return value
+    if scale == 0.0:
+        return value.detach()
+    return value * scale + value.detach() * (1.0 - scale)

@@ -271,6 +271,8 @@ class RetrievalModel(nn.Module):
             self.index = LearnedIndex(config.level_sizes, config.num_ad_vectors * config.width, generator)
             self.engagement = nn.Linear(config.trunk_width, config.num_ad_vectors * config.width)
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
+            with torch.no_grad():
+                self.ensemble_LL[-1] = -3.0  # paths know less than ads: they earn their weight in an ad's score
 
     def level(self, number: int) -> OverArch:
         """OverArch of a level of nodes (0 = root) or, at number L, of ads."""

@@ -180,14 +180,21 @@ def _default_loss(config: TrainConfig) -> Loss:
     return loss
 
 
+def even_batches(rows_R: Tensor, batch_size: int) -> tuple[Tensor, ...]:
+    """Rows in batches of equal size (to within one), none above `batch_size`.
+
+    A short last batch would take a full step of Adam on a handful of rows: on the simulator one of them doubled
+    the predicted clicks of the next day.
+    """
+    return rows_R.tensor_split(max(1, -(-len(rows_R) // batch_size)))
+
+
 def _order(rows_R: Tensor, config: TrainConfig, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     order: list[Tensor] = []
     for _ in range(config.passes):
         shuffled_R = rows_R[torch.randperm(len(rows_R), generator=generator)]
-        order.extend(
-            shuffled_R[first : first + config.batch_size] for first in range(0, len(rows_R), config.batch_size)
-        )
+        order.extend(even_batches(shuffled_R, config.batch_size))
     return order
 
 

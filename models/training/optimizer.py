@@ -52,7 +52,8 @@ class RowWiseAdagrad:
 class TableOptimizer:
     """Optimiser of a whole model: tables by row-wise Adagrad, the rest by AdamW.
 
-    Tables are the weights of all `Tables` modules and whatever else `table_names` lists.
+    Tables are the weights of all `Tables` modules and whatever else `table_names` lists. Parameters that don't
+    require a gradient are left alone.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, table_names: tuple[str, ...] = ()) -> None:
@@ -63,9 +64,9 @@ class TableOptimizer:
         if missing:
             raise ValueError(f"table_names: no parameters {missing}; there are {sorted(parameters)}")
         self.config = config
-        self.table_names = table_names
+        self.table_names = tuple(name for name in table_names if parameters[name].requires_grad)
         self.num_steps = 0
-        self.adagrad = RowWiseAdagrad([parameters[name] for name in table_names])
+        self.adagrad = RowWiseAdagrad([parameters[name] for name in self.table_names])
         self.dense = {n: p for n, p in parameters.items() if n not in table_names and p.requires_grad}
         self.adam = torch.optim.AdamW(
             list(self.dense.values()), lr=config.dense_rate, weight_decay=config.weight_decay, fused=True

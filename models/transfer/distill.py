@@ -6,7 +6,10 @@ Techniques:
 - `auxiliary`: ExFM's separate distillation head with gradient scale beta, label scale alpha and weight w.
 - `adapter`: auxiliary, taught by the student adapter's refined logits instead of the teacher's own.
 
-Parameter sharing is orthogonal: a student may start from the domain model's weights.
+Parameter sharing is orthogonal: a vertical may start from the domain model's weights. Then only its serving head is
+trained, and it should be on days that the domain model has not seen: tables memorise the rows they are trained on
+(one-epoch overfitting, Zhang et al., CIKM 2022), and whatever is trained on top of them on the same rows learns to
+believe them too much. Measured on the simulator: NE of a vertical +0.05 with a backbone retrained on seen days.
 
 Shape legend: B rows, R rows of a day, T tasks.
 """
@@ -31,6 +34,9 @@ from models.schema import FeatureSchema
 from models.training.loop import Loss, TrainConfig, evaluate, predict, task_weights, train_day, truth_loss
 from models.training.optimizer import TableOptimizer
 from models.transfer.student import TABLES, Adapter, Student, StudentConfig
+
+SHARED_TRAINS = ("serving", "bias_ST")
+"""What a student that shares parameters trains itself."""
 
 Technique = Literal["none", "plain", "auxiliary", "adapter"]
 
@@ -115,7 +121,8 @@ def train_student(
         days: days in order; `auxiliary`, `plain` and `adapter` need days with teacher logits.
         seed: decides initial weights and the order of rows.
         surface: train on the rows of one surface only (a vertical); all by default (a domain model).
-        start_from: parameter sharing, the student starts as a copy of this one.
+        start_from: parameter sharing, the student is a copy of this one and trains its serving head only; `days`
+            should be newer than those it was trained on.
 
     Raises:
         ValueError: there is no day, or a taught technique has no teacher logits.
@@ -123,7 +130,10 @@ def train_student(
     if not days:
         raise ValueError("days: at least one day is needed to train a student")
     schema = days[0].schema
-    model = copy.deepcopy(start_from) if start_from is not None else Student(config, schema, seed)
+    model = Student(config, schema, seed) if start_from is None else copy.deepcopy(start_from)
+    if start_from is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.split(".")[0] in SHARED_TRAINS)
     optimizer = TableOptimizer(model, transfer.train.optimizer, TABLES)
     if start_from is not None:
         optimizer.num_steps = transfer.train.optimizer.warmup_steps  # keeps the domain model's biases

@@ -4,7 +4,8 @@ The net is a DLRM: embeddings of width 8, all pairwise dot products, one hidden 
 mean of the recent history. The serving head sees true labels only, the distillation head the teacher only,
 so a biased teacher shapes the shared backbone and never the served logit.
 
-Shape legend: B rows, n fields, E recent events, M distinct ads of a batch, d width, H hidden units, T tasks, S surfaces.
+Shape legend: B rows, n fields, E recent events, M distinct ads of a batch, d width, H hidden units, T tasks,
+S surfaces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 import dagster as dg
 import pytest
 
-from dagster_project.lib.runner import Runner, StageFailedError
+from dagster_project.lib.errors import StageFailedError
+from dagster_project.lib.runner import Runner
 from dagster_project.lib.staleness import Ledger, Node, parent_nodes, stale
 from tests.dagster_project.world import ALL_DAYS, World
 

@@ -7,7 +7,8 @@ import torch
 
 from models.index.audit import answer, draw_requests
 from models.index.config import RetrievalConfig, RetrievalTraining
-from models.index.joint import TeacherPairs, next_engagements, scale_gradient, train_retrieval
+from models.index.joint import TeacherPairs, next_engagements, train_retrieval
+from models.index.losses import scale_gradient
 from models.index.publish import publish
 from models.metrics import auc, recall_at_k
 from tests.models.index.small import small_config

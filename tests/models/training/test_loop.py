@@ -20,6 +20,7 @@ from models.training.loop import (
     TrainConfig,
     base_rates,
     evaluate,
+    even_batches,
     predict,
     task_weights,
     train_day,
@@ -171,3 +172,12 @@ def test_bad_days_are_refused(world: World) -> None:
         model.dense_TF.fill_(math.inf)
     with pytest.raises(ValueError, match="loss: nan"):
         train_day(model, optimizer, day, config, seed=0)
+
+
+@pytest.mark.parametrize(("num_rows", "batch_size"), [(1025, 512), (512, 512), (3, 512), (0, 4), (10, 3)])
+def test_no_batch_is_a_handful_of_rows(num_rows: int, batch_size: int) -> None:
+    batches = even_batches(torch.arange(num_rows), batch_size)
+    assert torch.cat(batches).tolist() == list(range(num_rows))
+    sizes = [len(b) for b in batches]
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
