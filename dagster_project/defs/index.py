@@ -109,6 +109,6 @@ def held_out_audit(home: Home, day: str) -> Made:
 
 @stage_check("index", "held_out_audit", "scorer_keeps_its_worth", warn=True, blocking=False)
 def scorer_keeps_its_worth(home: Home, day: str) -> Verdict:
-    """The joint scorer's one-sided 95 % bound is within 2 % of the scorer without index loss (warns: it is a measurement)."""
+    """The joint scorer's one-sided 95 % bound is within 2 % of the scorer without index loss; warns."""
     report = json.loads((home.reports / "index" / f"{day}.json").read_text())
     return Verdict(report["passed"], f"{report['measure']}: {report['reason']}", numbers({"ratio": report["ratio"]}))

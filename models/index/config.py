@@ -30,11 +30,11 @@ class RetrievalTraining:
     index_warm_up: float = 0.2
     index_weight: float = 0.5
     """Weight of the supervised losses of all levels together."""
-    level_gradient: float = 0.1
+    level_gradient: float = 0.0
     """Part of the levels' gradient that reaches the ad tower (0: the index follows the scorer and never bends it)."""
     gradient_start: float = 0.6
     """Share of training before which that part is 0."""
-    trunk_gradient: float = 0.1
+    trunk_gradient: float = 1.0
     """Part of the levels' gradient that reaches the user's trunk."""
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
@@ -47,6 +47,10 @@ class RetrievalTraining:
     """Nodes of an upper level whose children that loss compares."""
     beam_best: int = 30
     """Ads of the full scan whose nodes are the listwise targets."""
+    codebook_rate: float = 0.1
+    """Learning rate of the codebooks relative to that of the towers."""
+    follow_rate: float = 0.5
+    """How far nodes move towards the mean of their ads at each refresh."""
     ads_per_step: int = 1024
     """Live ads, drawn uniformly, on which reconstruction and balance are taken."""
     queue_length: int = 32
@@ -54,7 +58,7 @@ class RetrievalTraining:
     """Codebooks start from k-means; an alpha near 1 would pull all nodes into the middle again."""
     max_alpha: float = 20.0
     alpha_exponent: float = 1.5
-    refresh_every: int = 40
+    refresh_every: int = 20
     """Steps between snapshots of paths and node features."""
     reseed_below: float = 0.1
     """A node with less than this part of a fair share is moved at a refresh."""
@@ -77,7 +81,7 @@ class RetrievalConfig:
     """Newest events that enter the interaction features."""
     num_attention_queries: int = 4
     half_lives_s: tuple[float, ...] = (86_400.0, 1_209_600.0)
-    node_values: int = 2
+    node_values: int = 4
     """Values a node keeps of each group (its virtual features)."""
     training: RetrievalTraining = field(default_factory=RetrievalTraining)
 

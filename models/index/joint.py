@@ -169,8 +169,7 @@ class _Trainer:
                 self.start_index(data.ads)
             losses = self._losses(rows_B, batch, data, pairs, live, share)
             total = torch.stack(list(losses.values())).sum()
-            total.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            self._optimise(total)
             self.step += 1
             self.num_rows += len(batch.ad_code_B)
             values = {name: float(value.detach()) for name, value in losses.items()}
@@ -199,13 +198,23 @@ class _Trainer:
         self._snapshot(ads)
 
     def _refresh(self, ads: AdTable, live: Tensor, share: float) -> None:
+        """Let the codebooks follow the ads, revive dead nodes (not at the very end), and take a snapshot."""
+        with torch.no_grad():
+            vector_ND = self.model.ad_vectors(ads, live).flatten(1)
+        self.model.index.follow(vector_ND, self.training.follow_rate)
         if share < 0.8:
-            with torch.no_grad():
-                vector_ND = self.model.ad_vectors(ads, live).flatten(1)
-            self.nodes_moved += self.model.index.reseed(
-                vector_ND, self.index_generator, min_share=self.training.reseed_below
-            )
+            moved = self.model.index.reseed(vector_ND, self.index_generator, min_share=self.training.reseed_below)
+            self.nodes_moved += moved
         self._snapshot(ads)
+
+    def _optimise(self, total: Tensor) -> None:
+        """One step; codebooks move by `codebook_rate` of what the optimiser would have moved them."""
+        before = [codebook.detach().clone() for codebook in self.model.index.codebook_LKD]
+        total.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        with torch.no_grad():
+            for old, codebook in zip(before, self.model.index.codebook_LKD, strict=True):
+                codebook.copy_(torch.lerp(old, codebook, self.training.codebook_rate))
 
     def _snapshot(self, ads: AdTable) -> None:
         self.index = publish(self.model, ads)

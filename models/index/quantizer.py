@@ -101,6 +101,21 @@ class LearnedIndex(nn.Module):
             residual_ND = residual_ND - codebook_KD[nearest.indices]
 
     @torch.no_grad()
+    def follow(self, x_ND: Tensor, rate: float) -> None:
+        """One pass of k-means, level by level: every node moves by `rate` towards the mean of the ads it holds.
+
+        Ads keep moving while the scorer learns, and label gradients alone crowd them into few nodes.
+        """
+        residual_ND = x_ND.float()
+        for codebook_KD in self.codebook_LKD:
+            node_N = squared_distance(residual_ND, codebook_KD).argmin(dim=1)
+            count_K = torch.bincount(node_N, minlength=len(codebook_KD))
+            mean_KD = torch.zeros_like(codebook_KD).index_add(0, node_N, residual_ND) / count_K.clamp(min=1)[:, None]
+            codebook_KD.copy_(torch.where(count_K[:, None] > 0, torch.lerp(codebook_KD, mean_KD, rate), codebook_KD))
+            node_N = squared_distance(residual_ND, codebook_KD).argmin(dim=1)
+            residual_ND = residual_ND - codebook_KD[node_N]
+
+    @torch.no_grad()
     def reseed(self, x_ND: Tensor, generator: torch.Generator, *, min_share: float) -> int:
         """Move nodes that hold fewer than `min_share` of a fair share of the given ads onto ads of crowded nodes.
 

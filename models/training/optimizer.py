@@ -72,9 +72,9 @@ class TableOptimizer:
             list(self.dense.values()), lr=config.dense_rate, weight_decay=config.weight_decay, fused=True
         )
 
-    def step(self) -> None:
-        """Apply and clear the gradients."""
-        warm = min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
+    def step(self, scale: float = 1.0) -> None:
+        """Apply and clear the gradients; `scale` multiplies the rates of this step."""
+        warm = scale * min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
         nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm)
         for group in self.adam.param_groups:
             group["lr"] = self.config.dense_rate * warm

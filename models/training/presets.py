@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from models.gem.model import GemConfig
-from models.index.config import RetrievalConfig
+from models.index.config import RetrievalConfig, RetrievalTraining
 from models.training.loop import TrainConfig
 from models.training.optimizer import OptimizerConfig
 from models.transfer.distill import TransferConfig
@@ -49,10 +49,16 @@ def laptop() -> Preset:
     return Preset(
         name="laptop",
         gem=GemConfig(),
-        gem_training=TrainConfig(batch_size=512, optimizer=OptimizerConfig(dense_rate=3e-3, table_rate=0.01)),
+        gem_training=TrainConfig(
+            batch_size=512,
+            optimizer=OptimizerConfig(dense_rate=3e-3, table_rate=0.01, clip_norm=0.3),
+            final_rate=0.1,
+        ),
         student=StudentConfig(),
         transfer=TransferConfig(weight=3.0, beta=10.0, train=TrainConfig(batch_size=512)),
-        retrieval=RetrievalConfig(),
+        retrieval=RetrievalConfig(
+            level_sizes=(32, 64), node_values=4, training=RetrievalTraining(beam_every=2, beam_weight=1.0)
+        ),
     )
 
 
@@ -76,7 +82,9 @@ def for_source(preset: Preset, source: str) -> Preset:
         return preset
     optimizer = replace(preset.gem_training.optimizer, dense_rate=3e-3, table_rate=0.05)
     training = replace(preset.gem_training, batch_size=256, task_weights=(1.0, 0.5), optimizer=optimizer)
-    return replace(preset, gem_training=training, transfer=replace(preset.transfer, train=training))
+    return replace(
+        preset, gem_training=training, transfer=replace(preset.transfer, train=replace(training, final_rate=1.0))
+    )
 
 
 def scaled(preset: Preset, scale: float) -> Preset:

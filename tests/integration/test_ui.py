@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dagster_project.lib.partitions import FACTS
 from tests.conftest import ROOT, Loop
 
 pytestmark = pytest.mark.slow
@@ -97,10 +98,14 @@ def test_the_lineage_renders(ui, tmp_path):
         page = browser.new_page(viewport={"width": 1600, "height": 1000}, bypass_csp=True)
         lineage = "/assets/serving/promoted_release?view=lineage&lineageScope=upstream&lineageDepth=5"
         page.goto(ui + lineage, wait_until="domcontentloaded")
-        page.get_by_text("promoted_release").first.wait_for(state="visible", timeout=60_000)
-        page.wait_for_function("document.body.innerText.includes('Materialized')", timeout=60_000)
+        for name in ("promoted_release", "hierarchical_index", "training_frame"):
+            page.get_by_text(name).first.wait_for(state="visible", timeout=60_000)
         page.screenshot(path=str(tmp_path / "lineage.png"))
-        page.goto(f"{ui}/assets/gem/evaluation?view=overview", wait_until="domcontentloaded")
-        page.get_by_text("normalised entropy", exact=False).first.wait_for(state="visible", timeout=60_000)
+        page.goto(f"{ui}/assets/gem/evaluation?view=partitions", wait_until="domcontentloaded")
+        page.get_by_text(f"Materialized ({len(FACTS.days)})").first.wait_for(state="visible", timeout=60_000)
+        page.get_by_text("[Show Markdown]").first.click(timeout=60_000)
+        picture = page.locator("img[alt='Normalised entropy by day']")
+        picture.wait_for(state="visible", timeout=30_000)
+        assert picture.bounding_box()["width"] > 200
         browser.close()
     assert (tmp_path / "lineage.png").stat().st_size > 20_000

@@ -10,7 +10,7 @@ from tests.models.index.small import small_config
 
 
 def test_flops_are_counted_from_the_sizes() -> None:
-    cost = candidate_cost(small_config(), 2)
+    cost = candidate_cost(replace(small_config(), node_values=2), 2)
     # dots 2*4*8, features 6, tower 2*6*4+4, over 2*8*(8+1)+8+2*8, ensemble of two levels 4
     assert cost.ad == 64 + 6 + 52 + (144 + 8 + 16) + 4
     # nodes look two values up and weigh them: 4 times the features

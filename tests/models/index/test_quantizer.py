@@ -101,3 +101,13 @@ def test_dead_nodes_are_moved_onto_crowded_ads() -> None:
     assert index.reseed(x_ND, generator, min_share=0.1) == 2
     assert torch.bincount(index.assign(x_ND)[:, 0], minlength=3).min() > 0
     assert index.reseed(x_ND, generator, min_share=0.0) == 0
+
+
+def test_nodes_follow_the_mean_of_their_ads() -> None:
+    index = _index([[0.0, 0.0], [10.0, 0.0], [99.0, 99.0]], [[0.0, 0.0]])
+    x_ND = torch.tensor([[1.0, 0.0], [3.0, 0.0], [10.0, 4.0]])
+    index.follow(x_ND, 0.5)
+    # node 0 goes halfway to (2, 0), node 1 halfway to (10, 4), node 2 holds nothing and stays
+    assert_close(index.codebook_LKD[0], torch.nn.Parameter(torch.tensor([[1.0, 0.0], [10.0, 2.0], [99.0, 99.0]])))
+    # residuals (0, 0), (2, 0), (0, 2) have mean (2/3, 2/3)
+    assert_close(index.codebook_LKD[1], torch.nn.Parameter(torch.full((1, 2), 1 / 3)))

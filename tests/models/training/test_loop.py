@@ -181,3 +181,9 @@ def test_no_batch_is_a_handful_of_rows(num_rows: int, batch_size: int) -> None:
     sizes = [len(b) for b in batches]
     assert max(sizes) <= batch_size
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_rates_fall_linearly_to_the_final_rate() -> None:
+    assert [decay(step, 5, 0.2) for step in range(5)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert decay(0, 1, 0.1) == 1.0
+    assert {decay(step, 3, 1.0) for step in range(3)} == {1.0}
