@@ -19,6 +19,7 @@ from models.training.loop import (
     CheckpointPlan,
     TrainConfig,
     base_rates,
+    decay,
     evaluate,
     even_batches,
     predict,
