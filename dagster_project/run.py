@@ -81,7 +81,8 @@ def _progress(step: Any) -> None:
     slowest = sorted(step.work_s.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name.rpartition('/')[2]} {seconds:.1f}" for name, seconds in slowest if seconds >= 0.05)
     console.print(
-        f"{what} {len(step.made):3d} made {step.skipped:3d} current {step.wall_s:7.1f} s   [dim]{parts}[/dim]"
+        f"{what} {len(step.made):3d} made {step.skipped:3d} current {step.wall_s:7.1f} s   [dim]{parts}[/dim]",
+        soft_wrap=True,
     )
 
 
