@@ -21,7 +21,15 @@ from dagster_project.lib.training import (
     teacher_pairs,
 )
 from models.data import FrameData
-from models.index.audit import AuditReport, audit_index, beam_choices, beam_sweep, choose_tiers, draw_requests
+from models.index.audit import (
+    AuditReport,
+    affordable,
+    audit_index,
+    beam_choices,
+    beam_sweep,
+    choose_tiers,
+    draw_requests,
+)
 from models.index.health import health_problems, index_health
 from models.index.joint import TeacherPairs, TrainingReport, train_retrieval
 from models.index.monn import RetrievalModel
@@ -120,7 +128,9 @@ def audit(home: Home, model: RetrievalModel, index: Index, data: FrameData) -> d
     values = recipe(home)
     parts = (values.calibration_requests, values.audit_requests)
     calibration, audited = draw_requests(data, parts, seed=home.seed)
-    points = beam_sweep(model, index, data, calibration, beam_choices(index.level_sizes), k=AUDIT_K)
+    dearest = max(max_cost for _, max_cost in values.tiers.values())
+    choices = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=dearest)
+    points = beam_sweep(model, index, data, calibration, choices, k=AUDIT_K)
     tiers = choose_tiers(points, values.tiers)
     truth_BN = oracle_matrix(home, data, audited.row_B)
     report = audit_index(

@@ -288,6 +288,19 @@ def beam_choices(level_sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return choices
 
 
+def affordable(
+    choices: Sequence[tuple[int, ...]], level_sizes: Sequence[int], num_ads: int, *, max_cost: float
+) -> list[tuple[int, ...]]:
+    """Choices whose cost in an evenly filled tree is at most twice `max_cost`, or the cheapest one: what to sweep."""
+
+    def expected(beams: tuple[int, ...]) -> float:
+        below = [*level_sizes[1:], num_ads]
+        scored = sum(b * under / size for b, under, size in zip(beams, below, level_sizes, strict=True))
+        return (level_sizes[0] + scored) / num_ads
+
+    return [c for c in choices if expected(c) <= 2.0 * max_cost] or [min(choices, key=expected)]
+
+
 def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float) -> SweepPoint:
     """The cheapest beams that reach the target coverage within the cost; else the best coverage within it.
 

@@ -6,6 +6,7 @@ import torch
 
 from models.index.audit import (
     SweepPoint,
+    affordable,
     answer,
     audit_index,
     beam_choices,
@@ -123,3 +124,10 @@ def test_non_inferiority_needs_the_bound_above_the_margin() -> None:
     noisy = non_inferiority(reference[:20] * generator.lognormal(0, 0.5, 20), reference[:20], user[:20])
     assert not noisy.passed
     assert "margin 2.00%" in noisy.reason
+
+
+def test_only_affordable_beams_are_swept() -> None:
+    # (2, 4): 8 root nodes + 2 * 64/8 children + 4 * 1000/64 ads = 86.5 of 1,000; (8, 64) is the whole tree.
+    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.05) == [(2, 4)]
+    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.9) == [(2, 4), (8, 64)]
+    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.001) == [(2, 4)]
