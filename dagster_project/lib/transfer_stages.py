@@ -14,14 +14,12 @@ from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.training import click_probabilities, frame_data, frame_days, made_artifact, new_artifact
 from models.data import FrameData
-from models.training.storage import load_student, save_student
+from models.training.storage import save_student
 from models.transfer.distill import compare, comparison_table, train_student
 from models.transfer.labels import label_day, save_labels
 from models.transfer.student import Student
 
 LABELS, DOMAIN, VERTICAL = "transfer/teacher_labels", "transfer/domain_model", "transfer/vertical_model"
-VERTICAL_DAYS = 4
-"""Newest days that a vertical adds to what it took from the domain model."""
 
 
 def label(home: Home, day: str, before: str, code: str) -> Made:
@@ -50,21 +48,16 @@ def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]
     return home.artifact(DOMAIN, as_of).version, metrics
 
 
-def load_domain(home: Home, as_of: str) -> Student:
-    """The domain model as of a day."""
-    return load_student(home.artifact(DOMAIN, as_of).path)
-
-
 def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dict[str, Any]]]:
     """Train a vertical's student with and without the teacher, compare on the last day, store the taught one.
 
-    Both students start from nothing and see the same days, so that the difference is the teacher's; what is stored
-    starts from the domain model and learns from its surface's newest days.
+    All students start from nothing and see the same days, so that the difference is the teacher's; what is stored has
+    learnt from the last day too. Starting from the domain model of the same day was worse: it had seen the rows.
     """
     as_of, vertical = partition.split("|")
     values, surface = recipe(home).preset, home.feature_schema().surface_code(vertical)
-    last_days = home.facts().days[1 : home.facts().days.index(as_of) + 1][-VERTICAL_DAYS:]
-    *earlier, last = frame_days(home, last_days, teacher=True)
+    days = home.facts().days[1 : home.facts().days.index(as_of) + 1]
+    *earlier, last = frame_days(home, days, teacher=True)
     students = {
         "none" if technique == "none" else "taught": train_student(
             values.student, replace(values.transfer, technique=technique), earlier, home.seed, surface=surface
@@ -72,14 +65,7 @@ def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dic
         for technique in ("none", values.transfer.technique)
     }  # fmt: skip
     rows = _judge(home, students, last, as_of, surface)
-    stored = train_student(
-        values.student,
-        values.transfer,
-        [*earlier, last],
-        home.seed,
-        surface=surface,
-        start_from=load_domain(home, as_of),
-    )
+    stored = train_student(values.student, values.transfer, [*earlier, last], home.seed, surface=surface)
     _store(home, VERTICAL, partition, stored, rows[-1], code)
     return home.artifact(VERTICAL, partition).version, rows
 
