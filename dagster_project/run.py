@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dagster_project.lib.errors import StageFailedError
-from dagster_project.lib.instance import open_instance
 from dagster_project.lib.settings import Settings, read_settings
 from models.artifact import write_json_atomically
 
@@ -38,11 +37,18 @@ def main() -> int:
     except ValueError as error:
         errors.print(str(error), markup=False)
         return 2
+    except KeyboardInterrupt:
+        errors.print("stopped; the next `make run` goes on from here")
+        return 130
 
 
 def _run(settings: Settings, start: float, started: float) -> int:
-    warnings.filterwarnings("ignore", module="dagster")
+    # Libraries warn about each other; nothing in it is for the person at the terminal.
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").addHandler(logging.NullHandler())
+    logging.getLogger("py.warnings").propagate = False
     from dagster_project.definitions import defs
+    from dagster_project.lib.instance import open_instance
     from dagster_project.lib.loop import run_loop, summary
     from dagster_project.lib.partitions import FACTS
     from dagster_project.lib.resources import Home

@@ -78,7 +78,8 @@ def ingest_tables(context: dg.AssetExecutionContext, home: Home) -> Iterator[dg.
             versions[table].append(made.version)
             metadata = {**made.metadata, DATA_VERSION_METADATA: made.version}
             context.add_asset_metadata(metadata, asset_key=["ingest", table], partition_key=day)
-    share = round((time.perf_counter() - start) / len(tables), 3)
+    # One pass reads all tables of all days: each partition of each table gets an equal share of the seconds.
+    share = round((time.perf_counter() - start) / len(tables) / len(context.partition_keys), 4)
     for table in tables:
         key = dg.AssetKey(["ingest", table])
         yield dg.MaterializeResult(

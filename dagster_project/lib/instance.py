@@ -76,6 +76,8 @@ def prepare(home: Path) -> Path:
     os.environ["DAGSTER_HOME"] = str(folder)
     os.environ["DAGSTER_STORAGE"] = str(folder / "storage")
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
+    # Read when torch is first imported: waiting threads sleep. Spinning ones made a busy machine ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return folder
 
 

@@ -79,7 +79,7 @@ def _bodies(home: Home, day: str) -> list[dict[str, Any]]:
     request_id = frame["request_id"].to_numpy()
     _, first = np.unique(request_id, return_index=True)
     generator = np.random.default_rng(home.seed)
-    chosen = np.sort(generator.permutation(first)[: recipe(home).probe_requests])
+    chosen = np.sort(generator.permutation(first)[: recipe(home).served_requests])
     user_id = home.lake.read("catalogue", day, "users")["user_id"].to_numpy()
     surfaces = home.facts().surfaces
     columns = [frame[name].to_numpy()[chosen] for name in ("user_code", "surface", "timestamp_us")]

@@ -7,12 +7,14 @@ that failed is resumed by the next one, and the UI shows all of it.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 from dagster import AssetKey, DagsterInstance
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.execute_in_process_result import ExecuteInProcessResult
 
 from dagster_project.lib.assets import WORK_SECONDS
@@ -23,6 +25,7 @@ from dagster_project.lib.staleness import Ledger, Node, stale
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
+OURS = {"mirach/started_by": "make run"}
 
 
 @dataclass
@@ -51,6 +54,13 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.instance, self.definitions.resolve_asset_graph())
+        self._end_dead_runs()
+
+    def _end_dead_runs(self) -> None:
+        """Close runs that a killed process left open: only one process at a time holds a home's lock."""
+        alive = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
+        for run in self.instance.get_runs(dg.RunsFilter(tags=OURS, statuses=alive)):
+            self.instance.report_run_canceled(run, message="the process of this run was killed")
 
     def keys(self, job: str, without: Iterable[str] = ()) -> list[AssetKey]:
         """Assets of a job, parents first, less those named."""
@@ -93,14 +103,7 @@ class Runner:
         self.report(step)
         keys = sorted({node.key for node in reasons})
         start = time.perf_counter()
-        result = self.definitions.resolve_job_def(job).execute_in_process(
-            run_config=QUIET,
-            instance=self.instance,
-            partition_key=days[0] if len(days) == 1 else None,
-            asset_selection=keys,
-            raise_on_error=False,
-            tags={} if len(days) == 1 else {RANGE_START: days[0], RANGE_END: days[-1]},
-        )
+        result = self._run_job(job, days, keys)
         step.wall_s = round(time.perf_counter() - start, 3)
         step.work_s = _work_seconds(result)
         self.ledger.forget(keys)
@@ -108,15 +111,29 @@ class Runner:
             raise _failure(result, step)
         self.report(step)
 
+    def _run_job(self, job: str, days: Sequence[str], keys: Sequence[AssetKey]) -> ExecuteInProcessResult:
+        span = {} if len(days) == 1 else {RANGE_START: days[0], RANGE_END: days[-1]}
+        try:
+            return self.definitions.resolve_job_def(job).execute_in_process(
+                run_config=QUIET,
+                instance=self.instance,
+                partition_key=days[0] if len(days) == 1 else None,
+                asset_selection=keys,
+                raise_on_error=False,
+                tags={**OURS, **span},
+            )
+        except DagsterExecutionInterruptedError as interrupted:
+            raise KeyboardInterrupt from interrupted
+
 
 def _work_seconds(result: ExecuteInProcessResult) -> dict[str, float]:
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = defaultdict(float)
     for event in result.get_asset_materialization_events():
         data = event.step_materialization_data.materialization
-        seconds[data.asset_key.to_user_string()] = _seconds(data.metadata)
+        seconds[data.asset_key.to_user_string()] += _seconds(data.metadata)
     for check in result.get_asset_check_evaluations():
-        seconds[f"{check.asset_key.to_user_string()}:{check.check_name}"] = _seconds(check.metadata)
-    return seconds
+        seconds[f"{check.asset_key.to_user_string()}:{check.check_name}"] += _seconds(check.metadata)
+    return dict(seconds)
 
 
 def _seconds(metadata: Any) -> float:

@@ -38,7 +38,7 @@ def build(home: Home, as_of: str) -> BuiltBento:
 def smoke(home: Home, as_of: str) -> dict[str, Any]:
     """Serve the candidate's Bento for real and compare its answers with the engine's."""
     data = audit_data(home, as_of)
-    num_requests = recipe(home).probe_requests
+    num_requests = recipe(home).smoke_requests
     rows = torch.randperm(data.num_rows, generator=torch.Generator().manual_seed(home.seed))[:num_requests]
     _, end_us = day_bounds_us(home.facts(), as_of)
     surfaces = data.schema.surfaces

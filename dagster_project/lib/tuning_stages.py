@@ -106,7 +106,8 @@ def _tune(
             candidates[name] = tune(model, index, data, control, values.tuning, seed=home.seed)
     rows = later[torch.randperm(len(later), generator=torch.Generator().manual_seed(home.seed))]
     row_B = rows[: values.audit_requests].numpy()
-    found = {name: _measure(home, one, index, data, row_B, beams) for name, one in candidates.items()}
+    truth_BN = oracle_matrix(home, data, row_B)
+    found = {name: _measure(one, index, data, row_B, beams, truth_BN) for name, one in candidates.items()}
     user_B = data.user_code_R[torch.from_numpy(row_B)].numpy()
     verdict = _judge(found, "tuned", user_B, home.seed)
     table = []
@@ -131,12 +132,12 @@ def _judge(found: dict[str, tuple[Floats, Floats]], name: str, user_B: NDArray[n
 
 
 def _measure(
-    home: Home, model: RetrievalModel, index: Index, data: FrameData, row_B: NDArray[np.int64], beams: tuple[int, ...]
-) -> tuple[Floats, Floats]:
+    model: RetrievalModel, index: Index, data: FrameData, row_B: NDArray[np.int64], beams: tuple[int, ...],
+    truth_BN: NDArray[np.float32] | None,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Per request: the real-label metric of the beam's answer, and its coverage of the exact one."""
     beam, exact = answer(model, index, data, row_B, [beams, "exact"], k=AUDIT_K)
     covered_B = recall_at_k(beam.ad_code_BK, exact.ad_code_BK)
-    truth_BN = oracle_matrix(home, data, row_B)
     if truth_BN is None:
         return recall_at_k(beam.ad_code_BK, requests_at(data, row_B).relevant_BM), covered_B
     best_B = np.sort(np.partition(truth_BN, -AUDIT_K, axis=1)[:, -AUDIT_K:], axis=1).sum(axis=1)

@@ -219,14 +219,14 @@ def node_softmax(index: Index, step: Forward, nodes: Nodes, log_shown_N: Tensor)
 
 
 def ensemble_loss(model: RetrievalModel, index: Index, step: Forward, logit_YU: Tensor, nodes: Nodes) -> Tensor:
-    """In-batch softmax of the serving score; only the ensemble's weights learn from it."""
+    """In-batch softmax of the serving score; only the ensemble's weights and its scale learn from it."""
     weight_L = model.ensemble_weights()[-1]
     served_YU = logit_YU.detach()
     for number, level in enumerate(index.levels):
         node_U = level.node_N[step.code_U]
         level_YU = nodes.logit_LYK[number].detach()[:, node_U.clamp(min=0)] * (node_U >= 0)
         served_YU = served_YU + weight_L[number] * level_YU
-    return click_softmax(served_YU, step.log_weight_U, step.local_B[step.row_Y])
+    return click_softmax(model.sharpness()[-1] * served_YU, step.log_weight_U, step.local_B[step.row_Y])
 
 
 def beam_loss(
@@ -244,10 +244,11 @@ def beam_loss(
         best_BX = scan_scores(model, index, chosen).topk(min(training.beam_best, index.num_ads), dim=1).indices
     share_BX = torch.full(best_BX.shape, 1.0 / best_BX.shape[1])
     total = share_BX.new_zeros(())
-    for level, score_YK, visited_YK in zip(index.levels, nodes.score_LYK, nodes.visited_LYK, strict=True):
-        score_BK = score_YK[rows]
+    sharpness_L = model.sharpness()
+    for number, level in enumerate(index.levels):
+        score_BK, visited_BK = sharpness_L[number] * nodes.score_LYK[number][rows], nodes.visited_LYK[number][rows]
         target_BK = torch.zeros_like(score_BK).scatter_add(1, level.node_S[best_BX], share_BX)
-        score_BK = score_BK.masked_fill(~visited_YK[rows] & (target_BK == 0), -1e9)
+        score_BK = score_BK.masked_fill(~visited_BK & (target_BK == 0), -1e9)
         total = total - (target_BK * torch.log_softmax(score_BK, dim=1)).sum(1).mean()
     return total / len(index.levels)
 

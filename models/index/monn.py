@@ -273,6 +273,7 @@ class RetrievalModel(nn.Module):
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
             with torch.no_grad():
                 self.ensemble_LL[-1] = -3.0  # paths know less than ads: they earn their weight in an ad's score
+            self.sharpness_L = nn.Parameter(torch.tensor([1.0] * config.num_levels + [0.0]))
 
     def level(self, number: int) -> OverArch:
         """OverArch of a level of nodes (0 = root) or, at number L, of ads."""
@@ -284,6 +285,14 @@ class RetrievalModel(nn.Module):
         """Positive weight [L + 1, L] of an earlier level's logit (column) in the score of a level (row)."""
         weight_LL: Tensor = functional.softplus(self.ensemble_LL).tril(-1)
         return weight_LL
+
+    def sharpness(self) -> Tensor:
+        """Positive factor [L + 1] on scores of levels and of ads where a listwise loss reads them as logits of a choice.
+
+        Listwise targets are sharper than click rates: without the factor they would inflate calibrated logits of
+        levels, and the weights of paths in an ad's score would grow for the sake of its scale alone.
+        """
+        return torch.exp(self.sharpness_L)
 
     def trunk(self, user: UserBatch, ads: AdTable) -> tuple[Tensor, Interest]:
         """Trunk [B, T] and interest of B requests."""

@@ -65,7 +65,7 @@ def tune(
         loss = trunk_BT.new_zeros(())
         for number, (score_BK, visited_BK) in enumerate(zip(nodes.score_LYK, nodes.visited_LYK, strict=True)):
             target_BK = _targets(targets, number, chosen_B, score_BK.shape[1])
-            score_BK = score_BK.masked_fill(~visited_BK & (target_BK == 0), -1e9)
+            score_BK = (tuned.sharpness()[number].detach() * score_BK).masked_fill(~visited_BK & (target_BK == 0), -1e9)
             loss = loss - (target_BK * torch.log_softmax(score_BK, dim=1)).sum(1).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

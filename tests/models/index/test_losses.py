@@ -168,7 +168,7 @@ def test_losses_of_levels_reach_what_they_should() -> None:
     nodes = score_nodes(model, index, step.clicked, 2)
     log_shown_N = torch.zeros(50)
     assert "index.codebook_LKD.1" in gradients(node_softmax(index, step, nodes, log_shown_N))
-    assert gradients(ensemble_loss(model, index, step, logit_YU, nodes)) == {"ensemble_LL"}
+    assert gradients(ensemble_loss(model, index, step, logit_YU, nodes)) == {"ensemble_LL", "sharpness_L"}
     reached = gradients(beam_loss(model, index, step.clicked, nodes, training))
     assert "levels.1.output_H" in reached
     assert "ad_tower.net.0.weight" not in reached
