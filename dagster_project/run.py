@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dagster_project.lib.errors import StageFailedError
+from dagster_project.lib.progress import TERMINAL_EVERY_S, listening
 from dagster_project.lib.settings import Settings, read_settings
 from models.artifact import write_json_atomically
 
@@ -31,11 +32,11 @@ def main() -> int:
         with _only_one(settings.home):
             return _run(settings, start, started)
     except StageFailedError as error:
-        errors.print(str(error), markup=False)
+        errors.print(str(error), markup=False, soft_wrap=True)
         errors.print("what was finished is kept: the next `make run` goes on from here")
         return 2 if error.user_error else 1
     except ValueError as error:
-        errors.print(str(error), markup=False)
+        errors.print(str(error), markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         errors.print("stopped; the next `make run` goes on from here")
@@ -61,7 +62,8 @@ def _run(settings: Settings, start: float, started: float) -> int:
     with open_instance(settings.home) as instance:
         runner = Runner(defs(), instance, Home.of(settings), _progress)
         try:
-            run_loop(runner, FACTS)
+            with console.status("starting") as status, listening(status.update, TERMINAL_EVERY_S):
+                run_loop(runner, FACTS)
         finally:
             report = summary(runner, FACTS, time.perf_counter() - start, started)
             write_json_atomically(settings.home / "reports" / "run.json", report)
@@ -109,11 +111,13 @@ def _print_summary(report: dict[str, Any], settings: Settings) -> None:
     console.print(table)
     home = os.path.relpath(settings.home)
     where = "" if home == f"data/{settings.source}" and settings.source == "simulator" else f" MIRACH_HOME={home}"
-    console.print(f"make ui{where}       Dagster: runs, partitions, lineage, checks     http://127.0.0.1:3000")
-    console.print(
-        f"make serve{where}    the promoted release, answering requests       http://127.0.0.1:3001/docs.json"
-    )
-    console.print(f"make monitor{where}  Evidently: drift, recall, index health         http://127.0.0.1:8001")
+    screens = [
+        ("make ui", "Dagster: runs, partitions, lineage, checks", "http://127.0.0.1:3000"),
+        ("make serve", "the promoted release, answering requests", "http://127.0.0.1:3001/docs.json"),
+        ("make monitor", "Evidently: drift, recall, index health", "http://127.0.0.1:8001"),
+    ]
+    for command, what, address in screens:
+        console.print(f"{command + where:<{14 + len(where)}} {what:<44} {address}", soft_wrap=True)
 
 
 if __name__ == "__main__":

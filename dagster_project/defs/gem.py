@@ -93,7 +93,8 @@ def frozen_evaluation(home: Home, day: str) -> Made:
 
     report = frozen_stages.judge_frozen(home)
     rows = report.pop("rows")
-    return Made(digest(rows), {**numbers(report), "by surface": table(rows)})
+    by_surface = numbers({row["slice"]: row for row in rows if row["slice"] != "all"})
+    return Made(digest(rows), {**numbers(report), **by_surface, "by surface": table(rows)})
 
 
 @stage_check("gem", "evaluation", "not_worse_than_logistic_regression")

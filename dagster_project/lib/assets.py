@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_project.lib import progress
 from dagster_project.lib.conditions import Condition
 from dagster_project.lib.partitions import DAYS
 from dagster_project.lib.resources import Home
@@ -106,7 +107,9 @@ def stage_asset(
         )
         def asset(context: dg.AssetExecutionContext, home: Home) -> dg.MaterializeResult[Any]:
             start = time.perf_counter()
-            made = body(home, context.partition_key)
+            progress.report(f"{group}/{name} {context.partition_key}")
+            with progress.listening(context.log.info, progress.LOG_EVERY_S):
+                made = body(home, context.partition_key)
             seconds = round(time.perf_counter() - start, 3)
             ledger, node = ledger_of(context), Node(context.asset_key, context.partition_key)
             return dg.MaterializeResult(

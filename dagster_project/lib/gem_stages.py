@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dagster_project.lib.assets import Made
 from dagster_project.lib.metadata import chart, numbers
+from dagster_project.lib.progress import report_step
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import digest
@@ -75,9 +76,14 @@ def _train_one(
         load_optimizer(previous.path, optimizer)
         parents[f"{name}/{before}"] = previous.version
     folder = home.path / "artifacts" / "checkpoints" / digest([name, parents, asdict(config), code])
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        losses.append(loss)
+        report_step(f"{name} {day}", step, total, loss)
+
     report = train_day(
         model, optimizer, data, config, home.seed * 1000 + home.facts().days.index(day),
-        progress=lambda step, total, loss: losses.append(loss),
+        progress=on_step,
         checkpoint=CheckpointPlan(folder, CHECKPOINT_STEPS),
     )  # fmt: skip
     with new_artifact(home, name.replace("/", "_"), name, day, code) as draft:

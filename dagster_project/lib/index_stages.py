@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dagster_project.lib.gem_stages import GEM, load_gem
+from dagster_project.lib.progress import report_step
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.training import (
@@ -55,7 +57,9 @@ def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:
         teacher_pairs(gem, day, num_rows=values.pair_rows, ads_per_row=values.ads_per_row, seed=home.seed + number)
         for number, day in enumerate(data)
     ]
-    model, report = train_retrieval(config, home.feature_schema(), data, pairs=pairs, seed=home.seed)
+    model, report = train_retrieval(
+        config, home.feature_schema(), data, pairs=pairs, seed=home.seed, progress=_progress(MODEL)
+    )
     with new_artifact(home, "retrieval_model", MODEL, as_of, code) as draft:
         save_model(model, draft.path)
         save_file(_flat(pairs), draft.path / PAIRS_FILE)
@@ -72,8 +76,12 @@ def train_control(home: Home, as_of: str) -> tuple[RetrievalModel, TrainingRepor
     pairs = [TeacherPairs(stored[f"{n}.row"], stored[f"{n}.ad_code"], stored[f"{n}.logit"]) for n in range(len(days))]
     return train_retrieval(
         recipe(home).preset.retrieval, home.feature_schema(), list(frame_days(home, days)), pairs=pairs,
-        seed=home.seed, with_index=False,
+        seed=home.seed, with_index=False, progress=_progress("control without an index"),
     )  # fmt: skip
+
+
+def _progress(what: str) -> Callable[[int, int, dict[str, float]], None]:
+    return lambda step, total, losses: report_step(what, step, total, sum(losses.values()))
 
 
 def _flat(pairs: list[TeacherPairs]) -> dict[str, Tensor]:

@@ -13,15 +13,19 @@ from dagster_project.lib.assets import peak_rss_mb
 from dagster_project.lib.runner import Runner, Step
 from feature_repo.tables import SourceFacts
 
+INTERVAL, PAIR = "{:.4f} ({:.4f} .. {:.4f})", "{:.4f} / {:.4f}"
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the results table: which number of which asset, and what it says."""
+    """One line of the results table: which numbers of which node, and how they are written."""
 
     label: str
     key: str
     partition: str
-    metadata: str
+    names: tuple[str, ...]
+    form: str = ""
+    """Format of the numbers together; a single number without a form stays a number."""
 
 
 def run_loop(runner: Runner, facts: SourceFacts) -> None:
@@ -49,31 +53,63 @@ def run_loop(runner: Runner, facts: SourceFacts) -> None:
 def result_rows(facts: SourceFacts) -> list[Row]:
     """What the results table shows; numbers that an asset did not record are left out."""
     release_day, last_day = facts.days[-2], facts.days[-1]
-    rows = [
-        ("impressions of the last day", "ingest/impressions", last_day, "dagster/row_count"),
-        ("foundation model, normalised entropy", "gem/evaluation", last_day, "ne"),
-        ("  logistic regression on the same rows", "gem/evaluation", last_day, "baseline_ne"),
-        ("foundation model, AUC", "gem/evaluation", last_day, "auc"),
-        ("domain model, normalised entropy", "transfer/domain_model", release_day, "ne"),
-        ("index, recall against exact", "index/hierarchical_index", release_day, "recall_vs_exact"),
-        ("index, share of the full scan's cost", "index/hierarchical_index", release_day, "cost_share"),
-        ("shadow, recall of the candidate", "serving/shadow_report", release_day, "recall"),
-        ("served requests", "monitoring/request_log", last_day, "dagster/row_count"),
-        ("served latency, p50 ms", "monitoring/request_log", last_day, "p50_ms"),
-        ("served latency, p99 ms", "monitoring/request_log", last_day, "p99_ms"),
-        ("served recall against exact", "monitoring/recall_report", last_day, "recall_vs_exact"),
-        ("drifted features", "monitoring/drift_report", last_day, "drifted"),
+    gem, index, held_out = "gem/evaluation", "index/hierarchical_index", "index/held_out_audit"
+    log, served = "monitoring/request_log", "monitoring/recall_report"
+    ratio, bound = "ratio.estimate", "ratio.low"
+    return [
+        Row("impressions of the last day", "ingest/impressions", last_day, ("dagster/row_count",)),
+        Row("foundation model, NE", gem, last_day, ("ne",)),
+        Row("  logistic regression on the same rows", gem, last_day, ("baseline_ne",)),
+        Row("  by true click rates", gem, last_day, ("oracle_ne",)),
+        Row("  of the true click rates themselves", gem, last_day, ("oracle_floor",)),
+        Row("  minus logistic regression (95 %)", gem, last_day, names_of("difference"), INTERVAL),
+        Row("foundation model, AUC", gem, last_day, ("auc",)),
+        *_official_split(facts),
+        Row("domain model, AUC", "transfer/domain_model", release_day, ("auc",)),
+        *(_vertical(name, release_day) for name in facts.verticals),
+        Row("index, recall@10 against exact", index, release_day, ("recall_vs_exact",)),
+        Row("  share of the full scan's cost", index, release_day, ("cost_share",)),
+        Row("next day, recall@10 against exact", held_out, last_day, names_of("coverage"), INTERVAL),
+        Row("  share of the full scan's cost, next day", held_out, last_day, ("cost",)),
+        Row("  scorer over one without index (95 % bound)", held_out, last_day, (ratio, bound), "{:.4f} (> {:.4f})"),
+        Row("shadow, recall of the candidate", "serving/shadow_report", release_day, ("recall",)),
+        Row("served requests", log, last_day, ("dagster/row_count",)),
+        Row("  latency p50 / p99, ms", log, last_day, ("p50_ms", "p99_ms"), "{:.1f} / {:.1f}"),
+        Row("  recall against exact", served, last_day, ("recall_vs_exact",)),
+        Row("drifted features", "monitoring/drift_report", last_day, ("drifted",)),
     ]
-    return [Row(*row) for row in rows]
+
+
+def names_of(interval: str) -> tuple[str, str, str]:
+    """Metadata names of an interval's estimate and bounds."""
+    return (f"{interval}.estimate", f"{interval}.low", f"{interval}.high")
+
+
+def _vertical(name: str, as_of: str) -> Row:
+    partition = str(MultiPartitionKey({"as_of": as_of, "vertical": name}))
+    names = ("ne_difference", "ne_difference_low", "ne_difference_high")
+    return Row(f"  vertical {name}, NE minus untaught (95 %)", "transfer/vertical_model", partition, names, INTERVAL)
+
+
+def _official_split(facts: SourceFacts) -> list[Row]:
+    if facts.evaluation_cut >= facts.days[-2]:
+        return []
+    key, day = "gem/frozen_evaluation", facts.days[-1]
+    both = [Row("official test days, AUC with daily / frozen statistics", key, day, ("auc.daily", "auc.frozen"), PAIR)]
+    for surface in facts.surfaces:
+        names = (f"{surface}.auc.daily", f"{surface}.gauc.daily", f"{surface}.rows")
+        both.append(Row(f"  {surface}, AUC / GAUC", key, day, names, PAIR + " of {:,.0f} rows"))
+    return both
 
 
 def results(runner: Runner, facts: SourceFacts) -> dict[str, float | int | str]:
     """Label -> value, from the latest materialisations."""
     found: dict[str, float | int | str] = {}
     for row in result_rows(facts):
-        value = latest_metadata(runner, row.key, row.partition).get(row.metadata)
-        if value is not None:
-            found[row.label] = value
+        metadata = latest_metadata(runner, row.key, row.partition)
+        values = [metadata.get(name) for name in row.names]
+        if None not in values:
+            found[row.label] = row.form.format(*values) if row.form else values[0]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,16 +11,19 @@ import torch
 
 from dagster_project.lib.assets import Made
 from dagster_project.lib.gem_stages import GEM, load_gem
+from dagster_project.lib.progress import report
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.training import click_probabilities, frame_data, frame_days, made_artifact, new_artifact
+from models.artifact import Draft
 from models.data import FrameData
-from models.training.storage import save_student
-from models.transfer.distill import compare, comparison_table, train_student
+from models.training.storage import load_student, save_student
+from models.transfer.distill import compare, comparison_table, train_by_day, train_student
 from models.transfer.labels import label_day, save_labels
 from models.transfer.student import Student
 
 LABELS, DOMAIN, VERTICAL = "transfer/teacher_labels", "transfer/domain_model", "transfer/vertical_model"
+A_DAY_AGO, TWO_DAYS_AGO = "a_day_ago", "two_days_ago"
 
 
 def label(home: Home, day: str, before: str, code: str) -> Made:
@@ -37,37 +41,59 @@ def label(home: Home, day: str, before: str, code: str) -> Made:
 
 
 def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]]:
-    """Train on the days before `as_of`, judge on it, then learn from it; the version and the metrics."""
+    """Train through `as_of`, judged on that day before learning from it; the version and the metrics.
+
+    Verticals start from what the model was one and two days ago: their heads need days that its tables haven't seen.
+
+    Raises:
+        ValueError: fewer than three days have teacher labels.
+    """
     values = recipe(home).preset
     days = home.facts().days[1 : home.facts().days.index(as_of) + 1]
-    *earlier, last = frame_days(home, days, teacher=True)
-    student = train_student(values.student, values.transfer, earlier, home.seed)
-    metrics = _judge(home, {"taught": student}, last, as_of, None)[0]
-    student = train_student(values.student, values.transfer, [last], home.seed + 1, start_from=student)
-    _store(home, DOMAIN, as_of, student, metrics, code)
-    return home.artifact(DOMAIN, as_of).version, metrics
+    if len(days) < 3:
+        raise ValueError(f"as_of: {as_of} has {len(days)} days with teacher labels; a domain model needs 3")
+    data = list(frame_days(home, days, teacher=True))
+    trained = train_by_day(values.student, values.transfer, data, home.seed)
+    snapshots: list[Student] = []
+    for number, student in enumerate(trained, 1):
+        report(f"{DOMAIN}: day {number} of {len(days)}")
+        snapshots = [*snapshots[-2:], copy.deepcopy(student)]
+    two_days_ago, a_day_ago, newest = snapshots
+    metrics = _judge(home, {"taught": a_day_ago}, data[-1], as_of, None)[0]
+    with new_artifact(home, "transfer_domain_model", DOMAIN, as_of, code) as draft:
+        save_student(draft.path, newest, {A_DAY_AGO: a_day_ago, TWO_DAYS_AGO: two_days_ago})
+        _describe(home, draft, as_of, metrics)
+    return made_artifact(draft).version, metrics
 
 
 def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dict[str, Any]]]:
-    """Train a vertical's student with and without the teacher, compare on the last day, store the taught one.
+    """Continue the domain model on a vertical's newest day, compare with an untaught student, store the result.
 
-    All students start from nothing and see the same days, so that the difference is the teacher's; what is stored has
-    learnt from the last day too. Starting from the domain model of the same day was worse: it had seen the rows.
+    Compared on the last day: the untaught student saw this surface's earlier days from nothing; the vertical is the
+    domain model of two days ago whose serving head learnt the day after. What is stored is one day newer.
     """
     as_of, vertical = partition.split("|")
     values, surface = recipe(home).preset, home.feature_schema().surface_code(vertical)
     days = home.facts().days[1 : home.facts().days.index(as_of) + 1]
     *earlier, last = frame_days(home, days, teacher=True)
+    domain = home.artifact(DOMAIN, as_of).path
+
+    def vertical_of(snapshot: str, day: FrameData) -> Student:
+        shared = load_student(domain, snapshot)
+        return train_student(values.student, values.transfer, [day], home.seed, surface=surface, start_from=shared)
+
+    untaught = replace(values.transfer, technique="none")
     students = {
-        "none" if technique == "none" else "taught": train_student(
-            values.student, replace(values.transfer, technique=technique), earlier, home.seed, surface=surface
-        )
-        for technique in ("none", values.transfer.technique)
-    }  # fmt: skip
+        "none": train_student(values.student, untaught, earlier, home.seed, surface=surface),
+        "domain model": load_student(domain, TWO_DAYS_AGO),
+        "vertical": vertical_of(TWO_DAYS_AGO, earlier[-1]),
+    }
     rows = _judge(home, students, last, as_of, surface)
-    stored = train_student(values.student, values.transfer, [*earlier, last], home.seed, surface=surface)
-    _store(home, VERTICAL, partition, stored, rows[-1], code)
-    return home.artifact(VERTICAL, partition).version, rows
+    with new_artifact(home, "transfer_vertical_model", VERTICAL, partition, code) as draft:
+        save_student(draft.path, vertical_of(A_DAY_AGO, last))
+        draft.parents = {f"{DOMAIN}/{as_of}": home.artifact(DOMAIN, as_of).version}
+        _describe(home, draft, partition, rows[-1])
+    return made_artifact(draft).version, rows
 
 
 def _judge(
@@ -81,9 +107,6 @@ def _judge(
     return rows
 
 
-def _store(home: Home, name: str, partition: str, student: Student, metrics: dict[str, Any], code: str) -> None:
-    values = recipe(home).preset
-    with new_artifact(home, name.replace("/", "_"), name, partition, code) as draft:
-        save_student(draft.path, student)
-        draft.config = {"transfer": asdict(values.transfer), "partition": partition}
-        draft.metrics = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}
+def _describe(home: Home, draft: Draft, partition: str, metrics: dict[str, Any]) -> None:
+    draft.config = {"transfer": asdict(recipe(home).preset.transfer), "partition": partition}
+    draft.metrics = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}

@@ -41,12 +41,16 @@ class RetrievalTraining:
     alignment_weight: float = 0.1
     beam_weight: float = 0.5
     """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
+    node_rows: int = 128
+    """Clicked rows a step that the losses of the levels look at; the scorer's softmax looks at all."""
     beam_rows: int = 32
     beam_every: int = 4
     beam_width: int = 8
     """Nodes of an upper level whose children that loss compares."""
-    beam_best: int = 30
-    """Ads of the full scan whose nodes are the listwise targets."""
+    beam_scan: int = 4
+    """Of so many ads, leaf by leaf, one is scanned for the listwise targets."""
+    beam_best: int = 32
+    """Ads of the full scan whose nodes are the listwise targets; of a sample, as large a share."""
     codebook_rate: float = 0.1
     """Learning rate of the codebooks relative to that of the towers."""
     follow_rate: float = 0.5

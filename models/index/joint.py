@@ -28,6 +28,7 @@ from models.index.losses import (
     distillation_loss,
     engagement_loss,
     ensemble_loss,
+    first_clicked,
     forward,
     node_softmax,
     pseudo_ad_losses,
@@ -256,6 +257,7 @@ class _Trainer:
         alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
         impressions, gap = pseudo_ad_losses(model, step, index, quantised)
+        step, logit_YU = first_clicked(step, training.node_rows), logit_YU[: training.node_rows]
         nodes = score_nodes(model, index, step.clicked, training.beam_width)
         scale = training.index_weight * warm
         chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
@@ -269,7 +271,7 @@ class _Trainer:
             "balance": self.queue.loss(uniform) * training.balance_weight * warm,
         }
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
-            beam = beam_loss(model, index, step.clicked, nodes, training)
+            beam = beam_loss(model, index, step.clicked, nodes, training, self.step // training.beam_every)
             losses["beam"] = beam * training.beam_weight * warm
         return losses
 

@@ -17,7 +17,7 @@ F interaction features, N ads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from models.gem.embeddings import local_codes
 from models.index.config import RetrievalTraining
 from models.index.interactions import Interest
 from models.index.monn import RetrievalModel, UserState
-from models.index.publish import Index
+from models.index.publish import Index, thinned
 from models.index.quantizer import Quantised
 from models.index.search import scan_scores
 
@@ -86,6 +86,14 @@ def forward(model: RetrievalModel, batch: Batch, ads: AdTable, trunk_gradient: f
         vector_UQd=model.ad_vectors(ads, code_U),
         own_feature_FB1=own_FB1,
     )
+
+
+def first_clicked(step: Forward, limit: int) -> Forward:
+    """The same batch with at most `limit` of its clicked rows; batches are shuffled, so these are any rows."""
+    if len(step.row_Y) <= limit:
+        return step
+    rows = torch.arange(limit, device=step.row_Y.device)
+    return replace(step, clicked=step.clicked.rows(rows), row_Y=step.row_Y[:limit])
 
 
 def impression_loss(logit_B: Tensor, batch: Batch) -> Tensor:
@@ -219,33 +227,35 @@ def node_softmax(index: Index, step: Forward, nodes: Nodes, log_shown_N: Tensor)
 
 
 def ensemble_loss(model: RetrievalModel, index: Index, step: Forward, logit_YU: Tensor, nodes: Nodes) -> Tensor:
-    """In-batch softmax of the serving score; only the ensemble's weights and its scale learn from it."""
+    """In-batch softmax of the serving score; only the ensemble's weights learn from it."""
     weight_L = model.ensemble_weights()[-1]
     served_YU = logit_YU.detach()
     for number, level in enumerate(index.levels):
         node_U = level.node_N[step.code_U]
         level_YU = nodes.logit_LYK[number].detach()[:, node_U.clamp(min=0)] * (node_U >= 0)
         served_YU = served_YU + weight_L[number] * level_YU
-    return click_softmax(model.sharpness()[-1] * served_YU, step.log_weight_U, step.local_B[step.row_Y])
+    return click_softmax(served_YU, step.log_weight_U, step.local_B[step.row_Y])
 
 
 def beam_loss(
-    model: RetrievalModel, index: Index, state: UserState, nodes: Nodes, training: RetrievalTraining
+    model: RetrievalModel, index: Index, state: UserState, nodes: Nodes, training: RetrievalTraining, turn: int
 ) -> Tensor:
-    """Listwise loss of every level: which nodes, among those a beam visits, hold the best ads of the full scan.
+    """Listwise loss of every level: which nodes, among those a beam visits, hold the best ads of a scan.
 
-    Takes the first `beam_rows` rows of the state.
+    Takes the first `beam_rows` rows of the state, and one ad of every `beam_scan`, others at every `turn`.
     """
     rows = slice(0, training.beam_rows)
     if state.num_rows == 0:
         return nodes.score_LYK[0].sum() * 0.0
+    sample = thinned(index, turn % training.beam_scan, training.beam_scan)
+    num_best = min(max(1, training.beam_best // training.beam_scan), sample.num_ads)
     with torch.no_grad():
         chosen = state.rows(torch.arange(state.num_rows)[rows])
-        best_BX = scan_scores(model, index, chosen).topk(min(training.beam_best, index.num_ads), dim=1).indices
+        best_BX = scan_scores(model, sample, chosen).topk(num_best, dim=1).indices
     share_BX = torch.full(best_BX.shape, 1.0 / best_BX.shape[1])
     total = share_BX.new_zeros(())
     sharpness_L = model.sharpness()
-    for number, level in enumerate(index.levels):
+    for number, level in enumerate(sample.levels):
         score_BK, visited_BK = sharpness_L[number] * nodes.score_LYK[number][rows], nodes.visited_LYK[number][rows]
         target_BK = torch.zeros_like(score_BK).scatter_add(1, level.node_S[best_BX], share_BX)
         score_BK = score_BK.masked_fill(~visited_BK & (target_BK == 0), -1e9)

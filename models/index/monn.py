@@ -273,7 +273,7 @@ class RetrievalModel(nn.Module):
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
             with torch.no_grad():
                 self.ensemble_LL[-1] = -3.0  # paths know less than ads: they earn their weight in an ad's score
-            self.sharpness_L = nn.Parameter(torch.tensor([1.0] * config.num_levels + [0.0]))
+            self.sharpness_L = nn.Parameter(torch.ones(config.num_levels))
 
     def level(self, number: int) -> OverArch:
         """OverArch of a level of nodes (0 = root) or, at number L, of ads."""
@@ -287,10 +287,9 @@ class RetrievalModel(nn.Module):
         return weight_LL
 
     def sharpness(self) -> Tensor:
-        """Positive factor [L + 1] on scores of levels and of ads where a listwise loss reads them as logits of a choice.
+        """Positive factor [L] on a level's scores where a listwise loss reads them as logits of a choice.
 
-        Listwise targets are sharper than click rates: without the factor they would inflate calibrated logits of
-        levels, and the weights of paths in an ad's score would grow for the sake of its scale alone.
+        Listwise targets are sharper than click rates: without the factor they would inflate calibrated logits.
         """
         return torch.exp(self.sharpness_L)
 

@@ -11,7 +11,7 @@ G groups, R values kept per node and group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -105,6 +105,25 @@ def build_index(model: RetrievalModel, ads: AdTable, vector_NQd: Tensor, path_NL
         ad_id_S=ads.ad_id_N[code_S],
         vector_SQd=vector_NQd[code_S],
         group_SG=ads.group_NG[code_S],
+        slot_N=slot_N,
+    )
+
+
+def thinned(index: Index, first: int, every: int) -> Index:
+    """The index with the ads of slots `first`, `first + every`, ... only: a sample that takes its share of every leaf.
+
+    It can be scanned; its levels keep all nodes and where all ads are, but their slots are those of the sample.
+    """
+    slot_S = torch.arange(min(first, index.num_ads - 1), index.num_ads, every, device=index.ad_code_S.device)
+    slot_N = torch.full_like(index.slot_N, -1)
+    slot_N[index.ad_code_S[slot_S]] = torch.arange(len(slot_S), device=slot_S.device)
+    return replace(
+        index,
+        levels=tuple(replace(level, node_S=level.node_S[slot_S]) for level in index.levels),
+        ad_code_S=index.ad_code_S[slot_S],
+        ad_id_S=index.ad_id_S[slot_S],
+        vector_SQd=index.vector_SQd[slot_S],
+        group_SG=index.group_SG[slot_S],
         slot_N=slot_N,
     )
 

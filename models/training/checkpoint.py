@@ -56,9 +56,15 @@ def read_schema(folder: Path) -> FeatureSchema:
     return FeatureSchema.from_json((folder / SCHEMA).read_text())
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Load weights; raises ValueError that names the tensors which don't fit."""
-    tensors = load_file(folder / WEIGHTS)
+def save_snapshot(folder: Path, name: str, model: nn.Module) -> None:
+    """Write the weights that a model had earlier beside those that `save_model` writes."""
+    save_file(_contiguous(model.state_dict()), folder / f"{name}.safetensors")
+
+
+def load_weights(folder: Path, model: nn.Module, name: str = "weights") -> None:
+    """Load weights, or a snapshot by its name; raises ValueError that names the tensors which don't fit."""
+    path = folder / f"{name}.safetensors"
+    tensors = load_file(path)
     own = model.state_dict()
     wrong = [
         name
@@ -66,7 +72,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         if name not in tensors or name not in own or tensors[name].shape != own[name].shape
     ]
     if wrong:
-        raise ValueError(f"{folder / WEIGHTS}: tensors missing, unknown or of another shape: {wrong[:5]}")
+        raise ValueError(f"{path}: tensors missing, unknown or of another shape: {wrong[:5]}")
     model.load_state_dict(tensors)
 
 

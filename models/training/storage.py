@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from models.gem.model import Gem, GemConfig
-from models.training.checkpoint import load_optimizer, load_weights, read_config, read_schema, save_model
+from models.training.checkpoint import (
+    load_optimizer,
+    load_weights,
+    read_config,
+    read_schema,
+    save_model,
+    save_snapshot,
+)
 from models.training.loop import TrainConfig
 from models.training.optimizer import TableOptimizer
 from models.transfer.student import Student, StudentConfig
@@ -41,13 +49,15 @@ def load_gem_model(folder: Path) -> Gem:
     return model.eval()
 
 
-def save_student(folder: Path, model: Student) -> None:
-    """Write a student's weights, config and schema."""
+def save_student(folder: Path, model: Student, snapshots: Mapping[str, Student] | None = None) -> None:
+    """Write a student's weights, config and schema, and what it was earlier under other names."""
     save_model(folder, model, model.schema, asdict(model.config))
+    for name, earlier in (snapshots or {}).items():
+        save_snapshot(folder, name, earlier)
 
 
-def load_student(folder: Path) -> Student:
-    """A student in evaluation mode."""
+def load_student(folder: Path, snapshot: str = "weights") -> Student:
+    """A student in evaluation mode, or what it was at a snapshot."""
     model = Student(StudentConfig(**read_config(folder)), read_schema(folder))
-    load_weights(folder, model)
+    load_weights(folder, model, snapshot)
     return model.eval()

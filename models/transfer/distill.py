@@ -17,7 +17,7 @@ Shape legend: B rows, R rows of a day, T tasks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -104,7 +104,7 @@ class Teaching:
         return torch.where(known_B[:, None], refined_BT, torch.nan)
 
 
-def train_student(
+def train_by_day(
     config: StudentConfig,
     transfer: TransferConfig,
     days: Sequence[FrameData],
@@ -112,8 +112,8 @@ def train_student(
     *,
     surface: int | None = None,
     start_from: Student | None = None,
-) -> Student:
-    """Train a student over days in order, one warm-started pass set each.
+) -> Iterator[Student]:
+    """Train a student over days in order and yield it after each: the same object, which the next day changes.
 
     Args:
         config: sizes; ignored when `start_from` is given, whose sizes are kept.
@@ -143,7 +143,21 @@ def train_student(
         if transfer.technique != "none" and bool(torch.isnan(data.teacher_RT[data.rows(kept_only=True)]).all()):
             raise ValueError(f"days[{number}]: technique {transfer.technique!r} needs teacher logits")
         train_day(model, optimizer, data, transfer.train, seed + number, loss=loss)
-    return model
+        yield model
+
+
+def train_student(
+    config: StudentConfig,
+    transfer: TransferConfig,
+    days: Sequence[FrameData],
+    seed: int,
+    *,
+    surface: int | None = None,
+    start_from: Student | None = None,
+) -> Student:
+    """The student of `train_by_day` after the last day."""
+    *_, student = train_by_day(config, transfer, days, seed, surface=surface, start_from=start_from)
+    return student
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from models.index.losses import (
     distillation_loss,
     engagement_loss,
     ensemble_loss,
+    first_clicked,
     forward,
     impression_loss,
     node_softmax,
@@ -168,8 +169,8 @@ def test_losses_of_levels_reach_what_they_should() -> None:
     nodes = score_nodes(model, index, step.clicked, 2)
     log_shown_N = torch.zeros(50)
     assert "index.codebook_LKD.1" in gradients(node_softmax(index, step, nodes, log_shown_N))
-    assert gradients(ensemble_loss(model, index, step, logit_YU, nodes)) == {"ensemble_LL", "sharpness_L"}
-    reached = gradients(beam_loss(model, index, step.clicked, nodes, training))
+    assert gradients(ensemble_loss(model, index, step, logit_YU, nodes)) == {"ensemble_LL"}
+    reached = gradients(beam_loss(model, index, step.clicked, nodes, training, 0))
     assert "levels.1.output_H" in reached
     assert "ad_tower.net.0.weight" not in reached
     assert not any(name.startswith("levels.2") for name in reached)
@@ -178,7 +179,7 @@ def test_losses_of_levels_reach_what_they_should() -> None:
 def test_beam_loss_is_least_when_nodes_rank_like_their_ads() -> None:
     model, data = _model().eval(), WORLD.days[0]
     index = publish(model, data.ads)
-    training = replace(model.config.training, beam_rows=4, beam_best=3)
+    training = replace(model.config.training, beam_rows=4, beam_best=3, beam_scan=1)
     with torch.no_grad():
         state = model.user_state(data.user_batch(torch.arange(4)), data.ads)
         nodes = score_nodes(model, index, state, 4)
@@ -191,6 +192,33 @@ def test_beam_loss_is_least_when_nodes_rank_like_their_ads() -> None:
             scores.append(torch.where(target > 0, target.log(), -1e4))
         perfect = replace(nodes, score_LYK=tuple(scores))
         worse = replace(nodes, score_LYK=tuple(torch.zeros_like(s) for s in scores))
-        assert float(beam_loss(model, index, state, perfect, training)) < float(
-            beam_loss(model, index, state, worse, training)
+        assert float(beam_loss(model, index, state, perfect, training, 0)) < float(
+            beam_loss(model, index, state, worse, training, 0)
         )
+
+
+def test_only_the_first_clicked_rows_reach_the_levels() -> None:
+    model, data = _model().eval(), WORLD.days[0]
+    index = publish(model, data.ads)
+    with torch.no_grad():
+        step = forward(model, data.batch(torch.arange(100)), data.ads)
+        assert len(step.row_Y) > 5
+        few = first_clicked(step, 5)
+        assert torch.equal(few.row_Y, step.row_Y[:5])
+        whole, part = score_nodes(model, index, step.clicked, 2), score_nodes(model, index, few.clicked, 2)
+        assert_close(part.logit_LYK[1], whole.logit_LYK[1][:5], rtol=1e-4, atol=1e-5)
+    assert first_clicked(step, 1000) is step
+
+
+def test_beam_loss_turns_through_all_ads() -> None:
+    """Over all turns, each ad of the corpus is scanned once; the targets of a turn are nodes of its sample."""
+    model, data = _model().eval(), WORLD.days[0]
+    index = publish(model, data.ads)
+    training = replace(model.config.training, beam_rows=4, beam_best=8, beam_scan=4)
+    with torch.no_grad():
+        state = model.user_state(data.user_batch(torch.arange(4)), data.ads)
+        nodes = score_nodes(model, index, state, 4)
+        losses = {float(beam_loss(model, index, state, nodes, training, turn)) for turn in range(4)}
+        again = float(beam_loss(model, index, state, nodes, training, 4))
+    assert len(losses) == 4
+    assert again in losses

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from models.index.publish import node_values, path_key, publish
+from models.index.publish import node_values, path_key, publish, thinned
 from tests.models.index.small import random_index, small_ads, small_model
 
 
@@ -88,3 +88,19 @@ def test_nothing_live_is_refused() -> None:
     ads = small_ads(3, generator)
     with pytest.raises(ValueError, match="none of the 3 ads"):
         publish(small_model(), ads, excluded_N=torch.ones(3, dtype=torch.bool))
+
+
+def test_samples_of_an_index_take_turns_and_are_scanned_like_the_whole() -> None:
+    generator = torch.Generator().manual_seed(4)
+    model, ads = small_model(), small_ads(50, generator)
+    index = publish(model, ads)
+    parts = [thinned(index, first, 3) for first in range(3)]
+    assert sorted(torch.cat([part.ad_code_S for part in parts]).tolist()) == sorted(index.ad_code_S.tolist())
+    for part in parts:
+        slot_S = index.slot_N[part.ad_code_S]
+        assert torch.equal(part.slot_N[part.ad_code_S], torch.arange(part.num_ads))
+        assert int((part.slot_N >= 0).sum()) == part.num_ads
+        assert torch.equal(part.vector_SQd, index.vector_SQd[slot_S])
+        for whole, level in zip(index.levels, part.levels, strict=True):
+            assert torch.equal(level.node_S, whole.node_S[slot_S])
+            assert torch.equal(level.node_N, whole.node_N)

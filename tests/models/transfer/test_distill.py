@@ -11,7 +11,7 @@ import torch
 from models.data import FrameData
 from models.training.loop import TrainConfig
 from models.training.optimizer import OptimizerConfig
-from models.transfer.distill import TransferConfig, compare, comparison_table, train_student
+from models.transfer.distill import TransferConfig, compare, comparison_table, train_by_day, train_student
 from models.transfer.student import Student, StudentConfig
 from tests.models.worlds import World, make_world
 
@@ -74,6 +74,19 @@ def test_vertical_shares_the_domain_models_parameters(world: World, taught_days:
     interval = result["shared"].against_untaught
     assert interval is not None
     assert interval.high < 0.0
+
+
+def test_training_day_by_day_shows_every_day_and_ends_like_training_at_once(taught_days: list[FrameData]) -> None:
+    seen = [
+        {name: value.clone() for name, value in student.state_dict().items()}
+        for student in train_by_day(SMALL, _transfer(), taught_days, seed=0)
+    ]
+    assert len(seen) == len(taught_days)
+    first = train_student(SMALL, _transfer(), taught_days[:1], seed=0).state_dict()
+    last = train_student(SMALL, _transfer(), taught_days, seed=0).state_dict()
+    assert all(torch.equal(value, seen[0][name]) for name, value in first.items())
+    assert all(torch.equal(value, seen[-1][name]) for name, value in last.items())
+    assert not torch.equal(first["serving.weight"], last["serving.weight"])
 
 
 def test_taught_techniques_need_a_teacher(world: World) -> None:

@@ -100,3 +100,10 @@ def test_student_artefact_round_trip(world: World, tmp_path: Path) -> None:
     loaded = load_student(tmp_path)
     assert loaded.config == SMALL
     assert torch.equal(predict(loaded, world.days[0]), predict(model, world.days[0]))
+
+
+def test_snapshots_lie_beside_the_student(world: World, tmp_path: Path) -> None:
+    now, earlier = Student(SMALL, world.schema, seed=3), Student(SMALL, world.schema, seed=4)
+    save_student(tmp_path, now, {"a_day_ago": earlier})
+    assert torch.equal(predict(load_student(tmp_path), world.days[0]), predict(now, world.days[0]))
+    assert torch.equal(predict(load_student(tmp_path, "a_day_ago"), world.days[0]), predict(earlier, world.days[0]))
