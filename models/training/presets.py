@@ -57,7 +57,9 @@ def laptop() -> Preset:
         student=StudentConfig(),
         transfer=TransferConfig(weight=3.0, beta=10.0, train=TrainConfig(batch_size=512)),
         retrieval=RetrievalConfig(
-            level_sizes=(32, 64), node_values=4, training=RetrievalTraining(beam_every=2, beam_weight=1.0)
+            level_sizes=(32, 64),
+            node_values=4,
+            training=RetrievalTraining(node_rows=64, beam_every=2, beam_weight=1.0),
         ),
     )
 
