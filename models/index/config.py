@@ -16,6 +16,8 @@ class RetrievalTraining:
     learning_rate: float = 8e-3
     table_learning_rate: float = 0.1
     dense_decay: float = 1e-5
+    final_rate: float = 0.1
+    """Learning rates at the last step, as a share of those at the first; they fall linearly."""
     softmax_weight: float = 0.3
     """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
     engagement_weight: float = 0.3

@@ -40,7 +40,7 @@ from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
 from models.index.quantizer import BalanceQueue
 from models.schema import FeatureSchema
-from models.training.loop import even_batches
+from models.training.loop import decay, even_batches
 from models.training.optimizer import OptimizerConfig, TableOptimizer
 
 TABLES = ("tables.weight",)
@@ -212,7 +212,7 @@ class _Trainer:
         """One step; codebooks move by `codebook_rate` of what the optimiser would have moved them."""
         before = [codebook.detach().clone() for codebook in self.model.index.codebook_LKD]
         total.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        self.optimizer.step(decay(self.step, self.num_steps, self.training.final_rate))
         with torch.no_grad():
             for old, codebook in zip(before, self.model.index.codebook_LKD, strict=True):
                 codebook.copy_(torch.lerp(old, codebook, self.training.codebook_rate))
