@@ -7,7 +7,7 @@ from pathlib import Path
 
 from feature_repo.adapters.base import Source
 
-SOURCES = ("simulator", "kuairand")
+SOURCES = ("simulator", "kuairand", "amazon_beauty", "amazon_sports")
 """Names that `open_source` knows."""
 
 
@@ -28,10 +28,14 @@ def open_source(name: str, *, preset: str = "laptop", data_dir: Path | None = No
         from feature_repo.simulator.source import SimulatorSource
 
         return SimulatorSource.open(preset, seed)
+    if name not in SOURCES:
+        raise ValueError(f"source: {name!r} is unknown; known sources: {', '.join(SOURCES)}")
+    if data_dir is None:
+        raise ValueError(f"data_dir: the {name} source needs the folder that holds its files (DATA_DIR)")
     if name == "kuairand":
         from feature_repo.adapters.kuairand import KuaiRandSource
 
-        if data_dir is None:
-            raise ValueError("data_dir: the kuairand source needs the folder that holds its parquet files")
         return KuaiRandSource(data_dir)
-    raise ValueError(f"source: {name!r} is unknown; known sources: {', '.join(SOURCES)}")
+    from feature_repo.adapters.amazon_reviews import AmazonReviews
+
+    return AmazonReviews(name, data_dir)
