@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NUM_FEATURES = 3
+"""Features of co-visits: each channel, and their mix, which is the counting floor itself."""
+
 
 @dataclass(frozen=True)
 class RetrievalTraining:
@@ -16,6 +19,10 @@ class RetrievalTraining:
     learning_rate: float = 8e-3
     table_learning_rate: float = 0.1
     dense_decay: float = 1e-5
+    impression_weight: float = 1.0
+    """Weight of the log-loss of impressions; 0 for positives-only logs, whose steps then take positives only."""
+    sampled_ads: int = 0
+    """Ads drawn uniformly a step as further candidates of the softmax (log-q corrected); what nobody was shown."""
     softmax_weight: float = 0.3
     """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
     engagement_weight: float = 0.3
@@ -81,6 +88,14 @@ class RetrievalConfig:
     """Newest events that enter the interaction features."""
     num_attention_queries: int = 4
     half_lives_s: tuple[float, ...] = (86_400.0, 1_209_600.0)
+    ages_by_order: bool = False
+    """Ages count events instead of seconds, one minute an event: for logs whose times say little but the order."""
+    covisit_neighbours: int = 0
+    """Co-visited ads kept of each ad (`models/index/covisits.py`); 0 leaves the features out."""
+    covisit_decay: float = 0.8
+    """Weight of an event's neighbours relative to those of the next newer event."""
+    exclude_seen: bool = False
+    """Never answer an ad of the history: for logs in which nobody takes an ad twice."""
     node_values: int = 4
     """Values a node keeps of each group (its virtual features)."""
     training: RetrievalTraining = field(default_factory=RetrievalTraining)
@@ -100,6 +115,10 @@ class RetrievalConfig:
     def num_levels(self) -> int:
         """L, the levels of nodes; ads are one more."""
         return len(self.level_sizes)
+
+    def num_features(self, num_groups: int) -> int:
+        """F, interaction features of a pair: groups and the ad itself by half-life, and co-visits."""
+        return (num_groups + 1) * len(self.half_lives_s) + (NUM_FEATURES if self.covisit_neighbours else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
