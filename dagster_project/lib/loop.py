@@ -49,8 +49,9 @@ def run_loop(runner: Runner, facts: SourceFacts) -> None:
 def result_rows(facts: SourceFacts) -> list[Row]:
     """What the results table shows; numbers that an asset did not record are left out."""
     release_day, last_day = facts.days[-2], facts.days[-1]
+    source = "engagements" if facts.positives_only else "impressions"
     rows = [
-        ("impressions of the last day", "ingest/impressions", last_day, "dagster/row_count"),
+        (f"{source} of the last day", f"ingest/{source}", last_day, "dagster/row_count"),
         ("foundation model, normalised entropy", "gem/evaluation", last_day, "ne"),
         ("  logistic regression on the same rows", "gem/evaluation", last_day, "baseline_ne"),
         ("foundation model, AUC", "gem/evaluation", last_day, "auc"),
@@ -64,6 +65,15 @@ def result_rows(facts: SourceFacts) -> list[Row]:
         ("served recall against exact", "monitoring/recall_report", last_day, "recall_vs_exact"),
         ("drifted features", "monitoring/drift_report", last_day, "drifted"),
     ]
+    if facts.positives_only:
+        rows[1:5] = [(f"{label} (drawn negatives)", *rest) for label, *rest in rows[1:5]]
+        rows += [
+            ("last items, exact Recall@10", "index/held_out_audit", last_day, "recall_of_clicks.exact.estimate"),
+            ("  by the index", "index/held_out_audit", last_day, "recall_of_clicks.index.estimate"),
+            ("  requests", "index/held_out_audit", last_day, "requests"),
+            ("  order of a day shuffled, exact", "index/order_control", last_day, "exact"),
+            ("  order of a day shuffled, by the index", "index/order_control", last_day, "index"),
+        ]
     return [Row(*row) for row in rows]
 
 

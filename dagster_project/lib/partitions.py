@@ -54,6 +54,11 @@ FACTS = known_facts(SETTINGS)
 DAYS = day_partitions(FACTS)
 DAYS_BY_VERTICAL = vertical_partitions(FACTS, DAYS)
 
+NO_RATES = (
+    "not a gate here: the log has positives only, so the rate is that of drawn negatives and no probability of anything"
+)
+"""Why gates on calibration pass for positives-only sources."""
+
 PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1, allow_nonexistent_upstream_partitions=True)
 """Day d reads day d-1; the first day reads nothing."""
 EARLIER_DAYS = dg.TimeWindowPartitionMapping(

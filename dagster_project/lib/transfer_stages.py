@@ -29,7 +29,7 @@ def label(home: Home, day: str, before: str, code: str) -> Made:
         save_labels(draft.path / "labels.safetensors", labels)
         draft.parents = {f"{GEM}/{before}": home.artifact(GEM, before).version}
     known_R = ~torch.isnan(labels.logit_RT[:, 0])
-    rate = float(torch.sigmoid(labels.logit_RT[known_R, 0]).mean())
+    rate = float(torch.sigmoid(labels.logit_RT[known_R, 0]).mean()) if bool(known_R.any()) else 0.0
     return Made(
         made_artifact(draft).version,
         {"dagster/row_count": int(known_R.sum()), "mean_probability": rate, "teacher": before},
@@ -43,7 +43,8 @@ def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]
     *earlier, last = frame_days(home, days, teacher=True)
     student = train_student(values.student, values.transfer, earlier, home.seed)
     metrics = _judge(home, {"taught": student}, last, as_of, None)[0]
-    student = train_student(values.student, values.transfer, [last], home.seed + 1, start_from=student)
+    if len(last.rows(kept_only=True)):
+        student = train_student(values.student, values.transfer, [last], home.seed + 1, start_from=student)
     _store(home, DOMAIN, as_of, student, metrics, code)
     return home.artifact(DOMAIN, as_of).version, metrics
 
@@ -65,7 +66,8 @@ def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dic
         for technique in ("none", values.transfer.technique)
     }  # fmt: skip
     rows = _judge(home, students, last, as_of, surface)
-    stored = train_student(values.student, values.transfer, [*earlier, last], home.seed, surface=surface)
+    learnt = [day for day in (*earlier, last) if len(day.only_surface(surface).rows(kept_only=True))]
+    stored = train_student(values.student, values.transfer, learnt, home.seed, surface=surface)
     _store(home, VERTICAL, partition, stored, rows[-1], code)
     return home.artifact(VERTICAL, partition).version, rows
 

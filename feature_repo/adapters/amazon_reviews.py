@@ -34,7 +34,7 @@ from feature_repo.tables import CONTRACT, TIME, SourceFacts
 FILES = ("interactions", "items")
 SURFACE, KIND = "shop", "review"
 FIRST, TRAINED, VALID, TEST = "2012-01-01", "2014-07-01", "2014-10-01", "2015-01-01"
-NUM_NEGATIVES = 4
+NUM_NEGATIVES = 2
 EMBEDDING_DIM = 64
 CATEGORY_LEVELS = 3
 SKIPPED_LEVELS = {"amazon_beauty": 1, "amazon_sports": 0}

@@ -255,11 +255,14 @@ class _Trainer:
             place_X, item_X = next_engagements(data, rows_B, training.engagement_rows)
             engagement = engagement_loss(self.model, step.trunk_BT[place_X], data.ads, item_X, self.log_engaged_N)
             losses["engagement"] = engagement * training.engagement_weight
-        if pairs is not None and len(pairs.row_X):
+        if pairs is not None and len(pairs.row_X) and training.distillation_weight > 0.0:
             chosen = torch.randint(len(pairs.row_X), (training.pair_rows,), generator=self.generator)
             code_BJ = pairs.ad_code_XJ[chosen]
             unlabelled = data.pairs(pairs.row_X[chosen], code_BJ[:, 0])
-            error = distillation_loss(self.model, unlabelled, data.ads, code_BJ, pairs.logit_XJ[chosen])
+            error = distillation_loss(
+                self.model, unlabelled, data.ads, code_BJ, pairs.logit_XJ[chosen],
+                centred=training.impression_weight == 0.0,
+            )  # fmt: skip
             losses["distillation"] = error * training.distillation_weight
         if self.index is not None:
             losses |= self._index_losses(step, logit_YU, live, share, self.index)

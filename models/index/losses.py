@@ -163,9 +163,12 @@ def engagement_loss(
 
 
 def distillation_loss(
-    model: RetrievalModel, batch: Batch, ads: AdTable, ad_code_BJ: Tensor, teacher_BJ: Tensor
+    model: RetrievalModel, batch: Batch, ads: AdTable, ad_code_BJ: Tensor, teacher_BJ: Tensor, *, centred: bool = False
 ) -> Tensor:
-    """Mean squared difference to the teacher's logits on unlabelled pairs of each user with J ads."""
+    """Mean squared difference to the teacher's logits on unlabelled pairs of each user with J ads.
+
+    `centred` compares them up to a constant of the row, which a softmax leaves open.
+    """
     trunk_BT, interest = model.trunk(batch.user, ads)
     over = model.level(model.config.num_levels)
     code_U, (local_X,) = local_codes(len(ads.ad_id_N), ad_code_BJ.flatten())
@@ -174,6 +177,8 @@ def distillation_loss(
     logit_BJ = over.own(over.state(trunk_BT), vector_BJQd, feature_FBJ)
     known_BJ = ~torch.isnan(teacher_BJ)
     error_BJ = torch.where(known_BJ, logit_BJ - teacher_BJ, 0.0)
+    if centred:
+        error_BJ = (error_BJ - error_BJ.sum(1, keepdim=True) / known_BJ.sum(1, keepdim=True).clamp(min=1)) * known_BJ
     return error_BJ.square().sum() / known_BJ.sum().clamp(min=1)
 
 
