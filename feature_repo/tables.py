@@ -106,6 +106,8 @@ class SourceFacts:
     empty, every engagement of the main label is a request, and negatives are drawn (`num_negatives`)."""
     num_negatives: int = 0
     """Positives-only: ads drawn uniformly for every positive; `negative_rate` is then this number over the ads."""
+    repeats: bool = True
+    """Whether a user may take the same item twice; where not, answers leave out what the history holds."""
     training_through: str = ""
     """Last partition that training may learn from; later ones are an official protocol's validation and test.
     Empty: every partition that is asked for."""

@@ -49,8 +49,10 @@ class Recipe:
 
 def recipe(home: Home) -> Recipe:
     """The recipe of a home; raises ValueError that lists the known presets."""
-    positives_only = home.facts().positives_only
+    facts = home.facts()
+    positives_only = facts.positives_only
     preset = open_preset(home.preset, home.source, positives_only=positives_only)
+    preset = replace(preset, retrieval=replace(preset.retrieval, exclude_seen=not facts.repeats))
     if home.preset == "tiny":
         training = replace(preset.retrieval.training, batch_size=48, epochs=2, refresh_every=10, ads_per_step=256)
         if positives_only:

@@ -87,6 +87,7 @@ class AmazonReviews:
             grain="quarter",
             positives_only=True,
             num_negatives=NUM_NEGATIVES,
+            repeats=False,
             training_through=TRAINED,
             shuffled_control=True,
         )
@@ -103,7 +104,9 @@ class AmazonReviews:
     @functools.cached_property
     def _log(self) -> pa.Table:
         """Reviews by user in their order: user_id, item_id, day_s, event_id, place (of the user, from 0), from_end."""
-        raw = pq.read_table(self.data_dir / "interactions.parquet", columns=["user_id", "item_id", "position", "timestamp"])
+        raw = pq.read_table(
+            self.data_dir / "interactions.parquet", columns=["user_id", "item_id", "position", "timestamp"]
+        )
         user, day_s = (raw[name].to_numpy().astype(np.int64) for name in ("user_id", "timestamp"))
         tie = raw["position"].to_numpy().astype(np.float64)
         by_position = np.lexsort((tie, user))
@@ -154,7 +157,10 @@ class AmazonReviews:
         count = items.num_rows
         paths = [path[SKIPPED_LEVELS[self.name] :] for path in items["categories"].to_pylist()]
         brands = [brand or "" for brand in items["brand"].to_pylist()]
-        titles = [title or tags or "" for title, tags in zip(items["title"].to_pylist(), items["tags"].to_pylist(), strict=True)]
+        titles = [
+            title or tags or ""
+            for title, tags in zip(items["title"].to_pylist(), items["tags"].to_pylist(), strict=True)
+        ]
         words = [_words(" ".join([title, *path])) for title, path in zip(titles, paths, strict=True)]
         known = _times(np.full(count, int(self.facts.bounds(FIRST)[0].timestamp()) - 1))
         attributes = np.column_stack([[b != "" for b in brands], np.log1p([len(_words(t)) for t in titles]) / 3])
@@ -181,7 +187,11 @@ def text_embeddings(words: Sequence[Sequence[str]], dim: int) -> NDArray[np.floa
     vocabulary = sorted(seen)
     seeds = string_ids(vocabulary)
     place = {word: number for number, word in enumerate(vocabulary)}
-    sign_VD = np.stack([np.random.default_rng(seed).choice((-1.0, 1.0), dim) for seed in seeds]) if seen else np.zeros((0, dim))
+    sign_VD = (
+        np.stack([np.random.default_rng(seed).choice((-1.0, 1.0), dim) for seed in seeds])
+        if seen
+        else np.zeros((0, dim))
+    )
     rarity_V = np.log(len(words) / np.array([seen[word] for word in vocabulary], np.float64))
     vector_ND = np.zeros((len(words), dim))
     for row, text in enumerate(words):

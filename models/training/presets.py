@@ -100,7 +100,7 @@ def _positives_only(preset: Preset) -> Preset:
         engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3, table_learning_rate=0.05, beam_every=8,
     )  # fmt: skip
     retrieval = replace(
-        preset.retrieval, level_sizes=(32, 32), covisit_neighbours=256, exclude_seen=True, ages_by_order=True,
+        preset.retrieval, level_sizes=(32, 32), covisit_neighbours=256, ages_by_order=True,
         half_lives_s=(60.0, 360.0), history_length=64, training=training,
     )  # fmt: skip
     # Day-grain partitions hold few rows; quarters hold many, and small batches would only cost time.

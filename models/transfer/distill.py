@@ -180,8 +180,11 @@ def compare(
         interval = None
         if name != "none" and "none" in logits:
             interval = metrics.paired_entropy_difference(
-                label_R, logit_RT[:, 0].numpy() + holdout.judged_offset,
-                logits["none"][:, 0].numpy() + holdout.judged_offset, user_R, generator=generator,
+                label_R,
+                logit_RT[:, 0].numpy() + holdout.judged_offset,
+                logits["none"][:, 0].numpy() + holdout.judged_offset,
+                user_R,
+                generator=generator,
             )
         result[name] = Comparison(values, interval)
     return result
