@@ -64,4 +64,4 @@ def _row(name: str, columns: dict[str, NDArray[Any]], chosen: NDArray[np.bool_])
 
 
 def _headline(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "slice"}
+    return {name: value for name, value in row.items() if name not in ("slice", "rows")}

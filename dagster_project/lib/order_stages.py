@@ -55,7 +55,7 @@ def reordered_lake(home: Home) -> Lake:
 
 
 def last_item_recall(model: RetrievalModel, data: FrameData, beams: tuple[int, ...]) -> dict[str, float]:
-    """Recall of every positive of a day among the first ten ads, by the full scan and by a beam, with the beam's cost."""
+    """Recall of a day's positives among ten ads, by the full scan and by a beam, with the beam's coverage and cost."""
     row_B = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
     ways: list[tuple[int, ...] | Scan] = ["exact", beams]
     exact, beam = answer(model, publish(model, data.ads), data, row_B, ways, k=AUDIT_K)

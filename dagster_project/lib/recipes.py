@@ -11,7 +11,6 @@ from models.index.health import HealthLimits
 from models.training.presets import Preset, open_preset
 from models.tuning.tune import TuningConfig
 
-
 ALL_DAYS = 1_000
 ALL_REQUESTS = 10_000_000
 """Sparse logs: the model learns from the whole log, and the official test is every user's."""

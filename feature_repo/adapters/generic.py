@@ -57,14 +57,14 @@ class GenericSource:
             user_dense=self._names("users", "dense"), ad_attributes=self._names("ads", "dense"),
             category_levels=max(1, len(self._names("ads", "category"))), embedding_dim=0, evaluation_cut=last,
             negative_rate=mapping.negatives / num_ads if mapping.positives_only else mapping.negative_rate,
-            max_ads=num_ads, max_users=max(1, len(np.unique(np.concatenate([t["user_id"].to_numpy() for t, _ in events])))),
+            max_ads=num_ads, max_users=len(np.unique(np.concatenate([t["user_id"].to_numpy() for t, _ in events]))),
             has_oracle=False, grain=mapping.grain, positives_only=mapping.positives_only,
             num_negatives=mapping.negatives if mapping.positives_only else 0, repeats=mapping.repeats,
         )  # fmt: skip
         if len(facts.days) < MIN_PARTITIONS:
             raise ValueError(
-                f"{mapping.path}: the log covers {len(facts.days)} partitions of grain {mapping.grain!r} ({first} .. {last}); "
-                f"{MIN_PARTITIONS} are needed at least: try a finer grain"
+                f"{mapping.path}: the log covers {len(facts.days)} partitions of grain {mapping.grain!r} "
+                f"({first} .. {last}); {MIN_PARTITIONS} are needed at least: try a finer grain"
             )
         return facts
 
@@ -94,7 +94,7 @@ class GenericSource:
         found = [row["values"] for row in sorted(counts, key=lambda row: (-row["counts"], row["values"]))]
         if len(found) > MAX_SURFACES:
             raise ValueError(
-                f"{self.mapping.path}: surface has {len(found)} values, at most {MAX_SURFACES} fit: map a coarser column"
+                f"{self.mapping.path}: surface has {len(found)} values, at most {MAX_SURFACES} fit: map coarser ones"
             )
         return tuple(found)
 

@@ -101,8 +101,9 @@ def _check_nulls(mapping: Mapping, table: TableMapping, rows: pa.Table) -> None:
         if name in rows.column_names and (missing := rows[name].null_count):
             place = np.flatnonzero(pc.is_null(rows[name]).to_numpy())[:EXAMPLES]
             raise ValueError(
-                f"{mapping.path}: [{table.name}] {name} = {table.one(name)!r} is null in {missing:,} of {rows.num_rows:,} "
-                f"rows, the first of them rows {place.tolist()}; map another column or leave these rows out by where"
+                f"{mapping.path}: [{table.name}] {name} = {table.one(name)!r} is null in {missing:,} of "
+                f"{rows.num_rows:,} rows, the first of them rows {place.tolist()}; "
+                "map another column, or leave these rows out by where"
             )
 
 

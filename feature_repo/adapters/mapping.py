@@ -145,11 +145,10 @@ def _table(path: Path, name: str, raw: Any) -> TableMapping:
     fields = {key: _expressions(path, name, key, raw[key]) for key in raw if key not in SETTINGS}
     if len(fields.get("category", {})) > MAX_LEVELS:
         raise ValueError(
-            f"{path}: [{name}] category has {len(fields['category'])} levels, at most {MAX_LEVELS} are kept"
+            f"{path}: [{name}] category has {len(fields['category'])} levels, at most {MAX_LEVELS} fit"
         )
-    return TableMapping(
-        name, _files(path, name, raw["files"]), str(raw.get("where", "true")), str(raw.get("time_format", "iso")), fields
-    )  # fmt: skip
+    files = _files(path, name, raw["files"])
+    return TableMapping(name, files, str(raw.get("where", "true")), str(raw.get("time_format", "iso")), fields)
 
 
 def _expressions(path: Path, table: str, key: str, value: Any) -> dict[str, str]:

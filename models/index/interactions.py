@@ -6,7 +6,8 @@ advertiser, the ad itself; for nodes, their most frequent values weighted by the
 (virtual features of HILL, arXiv 2604.12965), and all ads of the node. Many candidates look their values up in dense
 counts, one gather a group whatever the length of the history; the one candidate of a training row is compared
 with the events directly. Where the model counted co-visits (`models/index/covisits.py`), three more features say how
-the candidate, or the ads of a node together, follow from the history. Features come first in every tensor, so that the towers behind them are plain matrix products.
+the candidate, or the ads of a node together, follow from the history. Features come first in every tensor, so that the
+towers behind them are plain matrix products.
 
 Shape legend: B requests, E events, G groups, V codes of a group, C channels (half-lives), S distinct
 (request, ad) pairs of the histories, M candidates, R values kept per node and group, N ads, K channels of co-visits,

@@ -289,7 +289,7 @@ class RetrievalModel(nn.Module):
         return weight_LL
 
     def sharpness(self) -> Tensor:
-        """Positive factor [L + 1] on scores of levels and of ads where a listwise loss reads them as logits of a choice.
+        """Positive factor [L + 1] on scores of levels and ads where a listwise loss reads them as logits of a choice.
 
         Listwise targets are sharper than click rates: without the factor they would inflate calibrated logits of
         levels, and the weights of paths in an ad's score would grow for the sake of its scale alone.
