@@ -27,10 +27,11 @@ release_job = _job("release", DAYS, "A release as of a day: index, tuning, Bento
 held_out_job = _job("held_out", DAYS, "Yesterday's index, and its scorer's control, judged on a day not seen.")
 monitoring_job = _job("monitoring", DAYS, "What the served release did on a day: requests, outcomes, drift, recall.")
 # Coarser partitions are made at their end: Dagster takes a time of day for days only.
-AT_ONE = {"hour_of_day": 1} if FACTS.grain == "day" else {}
-HALF_PAST = {"hour_of_day": 0, "minute_of_hour": 30} if FACTS.grain == "day" else {}
-daily_schedule = dg.build_schedule_from_partitioned_job(daily_job, name="every_day", **AT_ONE)
-ingest_schedule = dg.build_schedule_from_partitioned_job(ingest_job, name="every_day_ingest", **HALF_PAST)
+BY_DAY = FACTS.grain == "day"
+daily_schedule = dg.build_schedule_from_partitioned_job(daily_job, hour_of_day=1 if BY_DAY else None, name="every_day")
+ingest_schedule = dg.build_schedule_from_partitioned_job(
+    ingest_job, hour_of_day=0 if BY_DAY else None, minute_of_hour=30 if BY_DAY else None, name="every_day_ingest"
+)
 
 
 @dg.definitions

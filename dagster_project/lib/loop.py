@@ -66,7 +66,7 @@ def result_rows(facts: SourceFacts) -> list[Row]:
         ("drifted features", "monitoring/drift_report", last_day, "drifted"),
     ]
     if facts.positives_only:
-        rows[1:5] = [(f"{label} (drawn negatives)", *rest) for label, *rest in rows[1:5]]
+        rows[1:5] = [(f"{row[0]} (drawn negatives)", *row[1:]) for row in rows[1:5]]
         rows += [
             ("last items, exact Recall@10", "index/held_out_audit", last_day, "recall_of_clicks.exact.estimate"),
             ("  by the index", "index/held_out_audit", last_day, "recall_of_clicks.index.estimate"),

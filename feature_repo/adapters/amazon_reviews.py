@@ -198,7 +198,8 @@ def text_embeddings(words: Sequence[Sequence[str]], dim: int) -> NDArray[np.floa
         known = sorted({place[word] for word in text})
         vector_ND[row] = rarity_V[known] @ sign_VD[known] if known else 0.0
     norm_N = np.linalg.norm(vector_ND, axis=1, keepdims=True)
-    return (vector_ND / np.maximum(norm_N, 1e-9)).astype(np.float32)
+    unit_ND: NDArray[np.float32] = (vector_ND / np.maximum(norm_N, 1e-9)).astype(np.float32)
+    return unit_ND
 
 
 def _words(text: str) -> list[str]:

@@ -144,14 +144,13 @@ def _table(path: Path, name: str, raw: Any) -> TableMapping:
         raise ValueError(f"{path}: [{name}] lacks {', '.join(missing)}; it has {', '.join(raw) or 'nothing'}")
     fields = {key: _expressions(path, name, key, raw[key]) for key in raw if key not in SETTINGS}
     if len(fields.get("category", {})) > MAX_LEVELS:
-        raise ValueError(
-            f"{path}: [{name}] category has {len(fields['category'])} levels, at most {MAX_LEVELS} fit"
-        )
+        raise ValueError(f"{path}: [{name}] category has {len(fields['category'])} levels, at most {MAX_LEVELS} fit")
     files = _files(path, name, raw["files"])
     return TableMapping(name, files, str(raw.get("where", "true")), str(raw.get("time_format", "iso")), fields)
 
 
 def _expressions(path: Path, table: str, key: str, value: Any) -> dict[str, str]:
+    found: dict[str, Any]
     if key in NAMED:
         wanted, found = "a table of name = expression", value if isinstance(value, dict) else {"": None}
     elif key in LISTS:

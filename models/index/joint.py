@@ -279,7 +279,7 @@ class _Trainer:
     def _sample(self, live: Tensor) -> Sample:
         """Fresh candidates for the softmax of a step."""
         drawn = torch.randint(len(live), (self.training.sampled_ads,), generator=self.generator)
-        return Sample(live[drawn].unique(), self.share_N)
+        return Sample(torch.unique(live[drawn]), self.share_N)
 
     def _index_losses(
         self, step: Forward, logit_YU: Tensor, live: Tensor, share: float, index: Index

@@ -97,7 +97,8 @@ def _positives_only(preset: Preset) -> Preset:
     """
     training = replace(
         preset.retrieval.training, batch_size=256, epochs=2, impression_weight=0.0, sampled_ads=1024,
-        softmax_weight=1.0, engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3, table_learning_rate=0.05, beam_every=8,
+        softmax_weight=1.0, engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3,
+        table_learning_rate=0.05, beam_every=8,
     )  # fmt: skip
     retrieval = replace(
         preset.retrieval, level_sizes=(32, 32), covisit_neighbours=256, ages_by_order=True,
