@@ -1,6 +1,6 @@
 # Mirach. `make run` is the whole loop; it ends with the commands that open each screen.
 #
-#   DATA      simulator | kuairand       source of the log
+#   DATA      simulator | kuairand | amazon_beauty | amazon_sports   source of the log
 #   DATA_DIR  folder of the raw files    (sources that are read from disk)
 #   PRESET    tiny | laptop              size of the world and of the models
 #   SEED      any integer                seeds the world and the training

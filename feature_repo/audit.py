@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from feature_repo.days import previous_day
 from feature_repo.lake import Lake
+from feature_repo.positives import requests_of
 from feature_repo.tables import SourceFacts
 
 
@@ -39,9 +42,10 @@ def audit_leaks(lake: Lake, facts: SourceFacts, day: str) -> LeakReport:
     The event log is sorted by availability, so the n events of a row are the right ones exactly if event n-1 was
     available strictly before the request and event n was not.
     """
-    frame = lake.read("training_frame", day, columns=["user_code", "timestamp_us", "end_offset"])
+    frame = lake.read("training_frame", day, columns=["request_id", "user_code", "timestamp_us", "end_offset"])
     user_R = frame["user_code"].to_numpy()
-    time_R, end_R = frame["timestamp_us"].to_numpy(), frame["end_offset"].to_numpy().astype(np.int64)
+    end_R = frame["end_offset"].to_numpy().astype(np.int64)
+    time_R, num_expected = _asked(lake, facts, day, frame)
     segment = lake.read("event_log", day, "users")
     available_E = lake.read("event_log", day, "available")["available_us"].to_numpy()
     num_users = int(lake.partition("catalogue", day).facts["num_users"])
@@ -62,9 +66,20 @@ def audit_leaks(lake: Lake, facts: SourceFacts, day: str) -> LeakReport:
     at_R = start_U[user_R] + today_R
     return LeakReport(
         rows=len(end_R),
-        missing_rows=abs(len(end_R) - lake.partition("impressions", day).num_rows),
+        missing_rows=abs(len(end_R) - num_expected),
         leaked=int((available_E[at_R[has_last_R] - 1] >= time_R[has_last_R]).sum()),
         withheld=int((available_E[at_R[has_next_R]] < time_R[has_next_R]).sum()),
         out_of_range=int((~inside_R).sum()),
         events_seen=int(today_R[has_last_R].sum()),
     )
+
+
+def _asked(lake: Lake, facts: SourceFacts, day: str, frame: pa.Table) -> tuple[NDArray[np.int64], int]:
+    """When each row's request was asked, in microseconds, and how many rows the day must have."""
+    if not facts.positives_only:
+        return frame["timestamp_us"].to_numpy(), lake.partition("impressions", day).num_rows
+    requests = requests_of(lake, facts, day)
+    order = np.argsort(requests["request_id"].to_numpy())
+    place_R = np.searchsorted(requests["request_id"].to_numpy()[order], frame["request_id"].to_numpy())
+    asked_P = requests["timestamp"].cast(pa.int64()).to_numpy()
+    return asked_P[order][place_R], requests.num_rows * (1 + facts.num_negatives)

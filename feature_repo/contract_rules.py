@@ -81,7 +81,8 @@ def _engagement_rules(facts: SourceFacts, start: str, end: str, first: bool) -> 
     day = f"known_at >= {start} AND known_at < {end}"
     if first:
         day = f"known_at IS NULL OR known_at < {end}"
-    kinds = [k for k in facts.history_kinds if k not in facts.labels and k != "impression"]
+    labels = () if facts.positives_only else facts.labels
+    kinds = [k for k in facts.history_kinds if k not in labels and k != "impression"]
     return [
         *_ids("event_id", "user_id", "item_id"),
         Predicate("known_at_in_partition", day, "the partition is the day on which an event became known"),

@@ -1,5 +1,7 @@
 """The training frame: one row per impression of a day, with labels as known by the end of that day.
 
+Positives-only sources have one row a positive and one for each ad drawn beside it (`feature_repo/positives.py`).
+
 Rows hold codes and one number into the event log instead of features and lists: statistics are joined by code from
 the cut published before the day, histories are gathered when a batch is made.
 """
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from feature_repo.days import MICROSECONDS, codes_table, contract_rows, day_bounds_us, previous_day
 from feature_repo.lake import Lake, Partition
+from feature_repo.positives import draw_negatives, requests_of
 from feature_repo.sql import run_transform
 from feature_repo.tables import SourceFacts
 
@@ -28,7 +31,7 @@ def build_frame(lake: Lake, facts: SourceFacts, day: str) -> Partition:
     """
     before = previous_day(facts, day)
     no_totals = pa.table({"user_code": pa.array([], pa.int32()), "num_events": pa.array([], pa.int32())})
-    impressions = contract_rows(lake, "impressions", [day])
+    impressions = requests_of(lake, facts, day) if facts.positives_only else contract_rows(lake, "impressions", [day])
     rows = run_transform(
         "training_frame",
         {
@@ -43,9 +46,15 @@ def build_frame(lake: Lake, facts: SourceFacts, day: str) -> Partition:
     )
     if rows["surface"].null_count:
         raise ValueError(f"impressions/{day}: {rows['surface'].null_count} rows have a surface that the source lacks")
-    labels = frame_labels(lake, facts, day, day, rows)
     _, cut_us = day_bounds_us(facts, day)
-    keep = rows["sampled"].to_numpy(zero_copy_only=False) | (labels[facts.main_label] > 0)
+    if facts.positives_only:
+        assert isinstance(impressions, pa.Table)
+        rows, labels = _with_negatives(rows, impressions, facts, lake.partition("catalogue", day).facts["num_ads"])
+        keep = np.full(rows.num_rows, facts.may_train(day))
+    else:
+        labels = frame_labels(lake, facts, day, day, rows)
+        sampled_R = rows["sampled"].to_numpy(zero_copy_only=False)
+        keep = (sampled_R | (labels[facts.main_label] > 0)) & facts.may_train(day)
     frame = pa.table(
         {
             **{name: rows[name] for name in ("row_id", "request_id", "user_code", "ad_code")},
@@ -63,6 +72,29 @@ def build_frame(lake: Lake, facts: SourceFacts, day: str) -> Partition:
         facts={"num_rows": frame.num_rows, "num_kept": int(keep.sum())}
         | {f"rate_{task}": float(label.mean()) if len(label) else 0.0 for task, label in labels.items()},
     )  # fmt: skip
+
+
+def _with_negatives(
+    rows: pa.Table, requests: pa.Table, facts: SourceFacts, num_ads: int
+) -> tuple[pa.Table, dict[str, NDArray[np.float32]]]:
+    """Each positive followed by its drawn negatives, and the labels; times are those of the events themselves."""
+    request_P, ad_code_P = rows["request_id"].to_numpy(), rows["ad_code"].to_numpy().astype(np.int64)
+    drawn_PJ = draw_negatives(request_P, ad_code_P, facts.num_negatives, num_ads)
+    ad_code_R = np.column_stack([ad_code_P, drawn_PJ]).reshape(-1)
+    rows = rows.take(pa.array(np.repeat(np.arange(rows.num_rows), 1 + facts.num_negatives)))
+    order = np.argsort(requests["request_id"].to_numpy())
+    place_R = np.searchsorted(requests["request_id"].to_numpy()[order], rows["request_id"].to_numpy())
+    happened_us = requests["happened_at"].cast(pa.int64()).to_numpy()[order][place_R]
+    replaced = {
+        "row_id": pa.array(np.arange(len(ad_code_R))),
+        "ad_code": pa.array(ad_code_R, pa.int32()),
+        "timestamp_us": pa.array(happened_us),
+    }
+    for name, values in replaced.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, values)
+    label_R = np.zeros(len(ad_code_R), np.float32)
+    label_R[:: 1 + facts.num_negatives] = 1.0
+    return rows, {task: label_R if task == facts.main_label else np.zeros_like(label_R) for task in facts.labels}
 
 
 def frame_labels(

@@ -77,10 +77,12 @@ def build_statistics(lake: Lake, facts: SourceFacts, day: str) -> tuple[Partitio
 def _count_day(lake: Lake, facts: SourceFacts, day: str) -> dict[str, pa.Table]:
     """Daily counts and running totals: files day_users, day_ads, total_users, total_ads."""
     before = previous_day(facts, day)
+    # What an official protocol holds out is no feature of anybody: its partitions count nothing.
+    counted = [day] if facts.may_train(day) else []
     rows = run_transform(
         "counts",
         {
-            **{table: contract_rows(lake, table, [day]) for table in ("impressions", "outcomes", "engagements")},
+            **{table: contract_rows(lake, table, counted) for table in ("impressions", "outcomes", "engagements")},
             "shown": contract_rows(lake, "impressions", attribution_days(facts, day)),
             "labels": codes_table(tuple(facts.labels)),
             "users": lake.paths("catalogue", [day], "users"),

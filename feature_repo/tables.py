@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -63,6 +64,9 @@ ORACLE = _table(
 
 TIME_QUALITIES = ("exact", "day", "order")
 
+GRAINS = {"day": 1, "month": 1, "quarter": 3, "year": 12}
+"""Partition grain -> its length, in days for `day` and in months for the others."""
+
 
 @dataclass(frozen=True)
 class SourceFacts:
@@ -95,12 +99,36 @@ class SourceFacts:
     max_ads: int
     max_users: int
     has_oracle: bool
+    grain: str = "day"
+    """How much time a partition covers, one of `GRAINS`; a key is the partition's first day."""
+    positives_only: bool = False
+    """True where the log holds what users chose and never what they were shown: `impressions` and `outcomes` are
+    empty, every engagement of the main label is a request, and negatives are drawn (`num_negatives`)."""
+    num_negatives: int = 0
+    """Positives-only: ads drawn uniformly for every positive; `negative_rate` is then this number over the ads."""
+    repeats: bool = True
+    """Whether a user may take the same item twice; where not, answers leave out what the history holds."""
+    training_through: str = ""
+    """Last partition that training may learn from; later ones are an official protocol's validation and test.
+    Empty: every partition that is asked for."""
+    shuffled_control: bool = False
+    """True where the order within a day is an artefact of the log: a control learns and is judged with it shuffled."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a fact contradicts another one."""
+        if self.grain not in GRAINS:
+            raise ValueError(f"grain: {self.grain!r} is unknown; known grains: {', '.join(GRAINS)}")
+        if self.positives_only != (self.num_negatives > 0):
+            raise ValueError(f"num_negatives: {self.num_negatives} with positives_only={self.positives_only}")
 
     @property
     def days(self) -> list[str]:
         """All partition keys, oldest first (`YYYY-MM-DD`)."""
-        first, last = date.fromisoformat(self.first_day), date.fromisoformat(self.last_day)
-        return [(first + timedelta(days=i)).isoformat() for i in range((last - first).days + 1)]
+        return list(_keys(self.first_day, self.last_day, self.grain))
+
+    def may_train(self, day: str) -> bool:
+        """Whether rows of a partition may enter a training sample."""
+        return not self.training_through or day <= self.training_through
 
     @property
     def main_label(self) -> str:
@@ -108,12 +136,12 @@ class SourceFacts:
         return next(iter(self.labels))
 
     def bounds(self, day: str) -> tuple[datetime, datetime]:
-        """Start (inclusive) and end (exclusive) of a partition day, as aware UTC times."""
+        """Start (inclusive) and end (exclusive) of a partition, as aware UTC times."""
         zone = ZoneInfo(self.timezone)
         start = date.fromisoformat(day)
         return (
             datetime.combine(start, time(), zone).astimezone(UTC),
-            datetime.combine(start + timedelta(days=1), time(), zone).astimezone(UTC),
+            datetime.combine(next_key(start, self.grain), time(), zone).astimezone(UTC),
         )
 
     def write(self, lake_root: Path) -> None:
@@ -132,6 +160,23 @@ class SourceFacts:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(self), indent=1))
         temporary.replace(path)
+
+
+def next_key(start: date, grain: str) -> date:
+    """First day of the partition after the one that starts on `start`."""
+    if grain == "day":
+        return start + timedelta(days=1)
+    months = start.year * 12 + start.month - 1 + GRAINS[grain]
+    return date(months // 12, months % 12 + 1, 1)
+
+
+@lru_cache(maxsize=64)
+def _keys(first_day: str, last_day: str, grain: str) -> tuple[str, ...]:
+    keys, start = [], date.fromisoformat(first_day)
+    while start <= date.fromisoformat(last_day):
+        keys.append(start.isoformat())
+        start = next_key(start, grain)
+    return tuple(keys)
 
 
 def read_facts(lake_root: Path) -> SourceFacts:

@@ -133,6 +133,8 @@ class FrameData:
     """Logits of the teacher, NaN where there are none."""
     negative_rate: float
     """Probability with which rows without the main label are kept."""
+    drawn_negatives: bool = False
+    """True for positives-only logs: rows without the main label were drawn from all ads, in every row of the day."""
 
     @classmethod
     def from_columns(
@@ -144,6 +146,7 @@ class FrameData:
         history: History,
         *,
         negative_rate: float,
+        drawn_negatives: bool = False,
     ) -> FrameData:
         """Build from the columns of a training frame (user_code, ad_code, surface, hour, timestamp_us, end_offset,
         keep, label_<task>, mature_<task>).
@@ -179,7 +182,17 @@ class FrameData:
             keep_R=_column(frame, "keep", torch.bool),
             teacher_RT=torch.full((num_rows, len(tasks)), math.nan),
             negative_rate=negative_rate,
+            drawn_negatives=drawn_negatives,
         )
+
+    @property
+    def judged_offset(self) -> float:
+        """What metrics add to true logits so that they are those of the rows that exist.
+
+        0 where the rows are all impressions. Drawn negatives make the rows a sample of all (request, ad) pairs, and
+        its log-odds are higher; metrics then compare with drawn negatives and must say so.
+        """
+        return -math.log(self.negative_rate) if self.drawn_negatives else 0.0
 
     @property
     def num_rows(self) -> int:

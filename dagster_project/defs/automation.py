@@ -7,7 +7,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from dagster_project.lib.assets import JOB_TAG
-from dagster_project.lib.partitions import DAYS, DAYS_BY_VERTICAL
+from dagster_project.lib.partitions import DAYS, DAYS_BY_VERTICAL, FACTS
 
 
 def _job(name: str, partitions: dg.PartitionsDefinition[str], description: str) -> UnresolvedAssetJobDefinition:
@@ -26,9 +26,11 @@ verticals_job = _job("verticals", DAYS_BY_VERTICAL, "The student of one vertical
 release_job = _job("release", DAYS, "A release as of a day: index, tuning, Bento, shadow comparison, promotion.")
 held_out_job = _job("held_out", DAYS, "Yesterday's index, and its scorer's control, judged on a day not seen.")
 monitoring_job = _job("monitoring", DAYS, "What the served release did on a day: requests, outcomes, drift, recall.")
-daily_schedule = dg.build_schedule_from_partitioned_job(daily_job, hour_of_day=1, name="every_day")
+# Coarser partitions are made at their end: Dagster takes a time of day for days only.
+BY_DAY = FACTS.grain == "day"
+daily_schedule = dg.build_schedule_from_partitioned_job(daily_job, hour_of_day=1 if BY_DAY else None, name="every_day")
 ingest_schedule = dg.build_schedule_from_partitioned_job(
-    ingest_job, hour_of_day=0, minute_of_hour=30, name="every_day_ingest"
+    ingest_job, hour_of_day=0 if BY_DAY else None, minute_of_hour=30 if BY_DAY else None, name="every_day_ingest"
 )
 
 

@@ -8,7 +8,7 @@ from dagster_project.lib.assets import Made, Verdict, stage_asset, stage_check
 from dagster_project.lib.code import code_version
 from dagster_project.lib.conditions import NIGHTLY
 from dagster_project.lib.metadata import chart, numbers, table
-from dagster_project.lib.partitions import EARLIER_DAYS, FACTS, PREVIOUS_DAY, previous_day
+from dagster_project.lib.partitions import EARLIER_DAYS, FACTS, NO_RATES, PREVIOUS_DAY, previous_day
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import digest
 
@@ -59,7 +59,8 @@ def foundation_model(home: Home, day: str) -> Made:
 def evaluation(home: Home, day: str) -> Made:
     """Yesterday's GEM on today's impressions, before it learns from them: normalised entropy, AUC, calibration.
 
-    By surface, against logistic regression, and on the simulator against the oracle's expected clicks.
+    By surface, against logistic regression, and on the simulator against the oracle's expected clicks. Positives-only
+    sources are judged against ads drawn uniformly (`num_negatives` for each positive): their NE is of that sample.
     """
     from dagster_project.lib import gem_stages
 
@@ -122,6 +123,9 @@ def calibration(home: Home, day: str) -> Verdict:
     if "calibration" not in report:
         return Verdict(True, "nothing to compare on the first day")
     ratio, error = report["calibration"], report["calibration_error"]
+    if FACTS.positives_only:
+        text = f"predicted / drawn positives {ratio:.3f}; {NO_RATES}"
+        return Verdict(True, text, numbers({"ratio": ratio, "standard_error": error}))
     learning = report["examples"] < LEARNED_EXAMPLES
     passed = 0.8 <= ratio <= 1.25 or abs(ratio - 1.0) <= 3.0 * error or learning
     return Verdict(

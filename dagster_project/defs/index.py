@@ -18,6 +18,9 @@ CODE = code_version(
     "dagster_project/lib/index_stages.py", "dagster_project/lib/training.py",
 )  # fmt: skip
 HELD_OUT_CODE = code_version("dagster_project/lib/control_stages.py", "models/index/audit.py")
+ORDER_CODE = code_version(
+    "dagster_project/lib/order_stages.py", "feature_repo/adapters", "feature_repo/transforms", "models/index"
+)
 EARLIER = [dg.AssetDep(["features", name], partition_mapping=EARLIER_DAYS) for name in ("training_frame", "statistics")]
 
 
@@ -105,6 +108,25 @@ def held_out_audit(home: Home, day: str) -> Made:
     report = control_stages.judge(home, day, as_of)
     write_json_atomically(home.reports / "index" / f"{day}.json", report)
     return Made(digest(report), numbers(report))
+
+
+if FACTS.shuffled_control:
+
+    @stage_asset(
+        "index", "order_control", deps=[dg.AssetDep(["index", "hierarchical_index"], partition_mapping=PREVIOUS_DAY)],
+        kinds={"pytorch"}, code=ORDER_CODE, job="held_out",
+    )  # fmt: skip
+    def order_control(home: Home, day: str) -> Made:
+        """The same model on the same log with the events of a day shuffled: what the stored order gave away.
+
+        Sources whose times are whole days only. Features are built again in a lake of their own.
+        """
+        from dagster_project.lib import order_stages
+
+        as_of = previous_day(day)
+        assert as_of is not None, "the runner asks for the last day only"
+        report = order_stages.judge_reordered(home, day, as_of)
+        return Made(digest(report), numbers(report))
 
 
 @stage_check("index", "held_out_audit", "scorer_keeps_its_worth", warn=True, blocking=False)

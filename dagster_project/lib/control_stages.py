@@ -38,7 +38,8 @@ def judge(home: Home, day: str, as_of: str) -> dict[str, Any]:
     Ads are scored by expected clicks where an oracle knows them, else by the share of clicked ads found.
     """
     data = frame_data(home, day)
-    (requests,) = draw_requests(data, (recipe(home).held_out_requests,), seed=home.seed + 1)
+    num_requests = min(recipe(home).held_out_requests, len(np.unique(data.user_code_R.numpy())))
+    (requests,) = draw_requests(data, (num_requests,), seed=home.seed + 1)
     truth_BN = oracle_matrix(home, data, requests.row_B)
     model = open_model(home, as_of)
     index = publish(model, data.ads)

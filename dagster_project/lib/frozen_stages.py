@@ -37,8 +37,8 @@ def judge_frozen(home: Home) -> dict[str, Any]:
         parts["label"].append(data.label_RT[:, 0].numpy()[mature_R])
         parts["user"].append(data.user_code_R.numpy()[mature_R])
         parts["surface"].append(data.surface_R.numpy()[mature_R])
-        parts["daily"].append(predict(gem, data)[:, 0].numpy()[mature_R])
-        parts["frozen"].append(predict(gem, frozen)[:, 0].numpy()[mature_R])
+        parts["daily"].append(predict(gem, data)[:, 0].numpy()[mature_R] + data.judged_offset)
+        parts["frozen"].append(predict(gem, frozen)[:, 0].numpy()[mature_R] + data.judged_offset)
         rate_R = frozen.users.dense_UD[frozen.user_code_R][:, user_rates].sum(1)
         rate_R = rate_R + frozen.ads.dense_NF[frozen.ad_code_R][:, rates].sum(1)
         parts["rates"].append(rate_R.numpy()[mature_R])
@@ -64,4 +64,4 @@ def _row(name: str, columns: dict[str, NDArray[Any]], chosen: NDArray[np.bool_])
 
 
 def _headline(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "slice"}
+    return {name: value for name, value in row.items() if name not in ("slice", "rows")}

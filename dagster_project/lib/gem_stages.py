@@ -81,11 +81,15 @@ def _train_one(
         losses.append(loss)
         report_step(f"{name} {day}", step, total, loss)
 
-    report = train_day(
-        model, optimizer, data, config, home.seed * 1000 + home.facts().days.index(day),
-        progress=on_step,
-        checkpoint=CheckpointPlan(folder, CHECKPOINT_STEPS),
-    )  # fmt: skip
+    if len(data.rows(kept_only=True)):
+        report = train_day(
+            model, optimizer, data, config, home.seed * 1000 + home.facts().days.index(day),
+            progress=on_step,
+            checkpoint=CheckpointPlan(folder, CHECKPOINT_STEPS),
+        )  # fmt: skip
+    else:
+        logger.info("%s/%s: the source holds this partition out of training; weights stay", name, day)
+        report = TrainReport(num_steps=0, num_examples=0, mean_loss=0.0, seconds=0.0, examples_per_second=0.0)
     with new_artifact(home, name.replace("/", "_"), name, day, code) as draft:
         save_model(draft.path, model, schema, _sizes(model), optimizer)
         draft.parents, draft.config = parents, {"trained_through": day, "seed": home.seed}
@@ -150,7 +154,8 @@ def _difference(
     mature_R = data.mature_RT[row_R, 0].numpy() > 0
     label_R = data.label_RT[row_R, 0].numpy() if probability_R is None else probability_R
     interval = metrics.paired_entropy_difference(
-        label_R[mature_R], logit_RT[:, 0].numpy()[mature_R], other_RT[:, 0].numpy()[mature_R],
+        label_R[mature_R], logit_RT[:, 0].numpy()[mature_R] + data.judged_offset,
+        other_RT[:, 0].numpy()[mature_R] + data.judged_offset,
         data.user_code_R[row_R].numpy()[mature_R], generator=np.random.default_rng(seed),
     )  # fmt: skip
     return asdict(interval)

@@ -56,14 +56,16 @@ def result_rows(facts: SourceFacts) -> list[Row]:
     gem, index, held_out = "gem/evaluation", "index/hierarchical_index", "index/held_out_audit"
     log, served = "monitoring/request_log", "monitoring/recall_report"
     ratio, bound = "ratio.estimate", "ratio.low"
+    source = "engagements" if facts.positives_only else "impressions"
+    drawn = ", drawn negatives" if facts.positives_only else ""
     return [
-        Row("impressions of the last day", "ingest/impressions", last_day, ("dagster/row_count",)),
-        Row("foundation model, NE", gem, last_day, ("ne",)),
+        Row(f"{source} of the last day", f"ingest/{source}", last_day, ("dagster/row_count",)),
+        Row(f"foundation model, NE{drawn}", gem, last_day, ("ne",)),
         Row("  logistic regression on the same rows", gem, last_day, ("baseline_ne",)),
         Row("  by true click rates", gem, last_day, ("oracle_ne",)),
         Row("  of the true click rates themselves", gem, last_day, ("oracle_floor",)),
         Row("  minus logistic regression (95 %)", gem, last_day, names_of("difference"), INTERVAL),
-        Row("foundation model, AUC", gem, last_day, ("auc",)),
+        Row(f"foundation model, AUC{drawn}", gem, last_day, ("auc",)),
         *_official_split(facts),
         Row("domain model, AUC", "transfer/domain_model", release_day, ("auc",)),
         *(_vertical(name, release_day) for name in facts.verticals),
@@ -72,6 +74,7 @@ def result_rows(facts: SourceFacts) -> list[Row]:
         Row("next day, recall@10 against exact", held_out, last_day, names_of("coverage"), INTERVAL),
         Row("  share of the full scan's cost, next day", held_out, last_day, ("cost",)),
         Row("  scorer over one without index (95 % bound)", held_out, last_day, (ratio, bound), "{:.4f} (> {:.4f})"),
+        *_last_items(facts),
         Row("shadow, recall of the candidate", "serving/shadow_report", release_day, ("recall",)),
         Row("served requests", log, last_day, ("dagster/row_count",)),
         Row("  latency p50 / p99, ms", log, last_day, ("p50_ms", "p99_ms"), "{:.1f} / {:.1f}"),
@@ -83,6 +86,17 @@ def result_rows(facts: SourceFacts) -> list[Row]:
 def names_of(interval: str) -> tuple[str, str, str]:
     """Metadata names of an interval's estimate and bounds."""
     return (f"{interval}.estimate", f"{interval}.low", f"{interval}.high")
+
+
+def _last_items(facts: SourceFacts) -> list[Row]:
+    if not facts.positives_only:
+        return []
+    held_out, shuffled, day = "index/held_out_audit", "index/order_control", facts.days[-1]
+    found = ("recall_of_clicks.exact.estimate", "recall_of_clicks.index.estimate", "requests")
+    return [
+        Row("last items, Recall@10 exact / by the index", held_out, day, found, PAIR + " of {:,} requests"),
+        Row("  with the order inside a day shuffled", shuffled, day, ("exact", "index"), PAIR),
+    ]
 
 
 def _vertical(name: str, as_of: str) -> Row:
@@ -107,8 +121,8 @@ def results(runner: Runner, facts: SourceFacts) -> dict[str, float | int | str]:
     found: dict[str, float | int | str] = {}
     for row in result_rows(facts):
         metadata = latest_metadata(runner, row.key, row.partition)
-        values = [metadata.get(name) for name in row.names]
-        if None not in values:
+        if all(name in metadata for name in row.names):
+            values = [metadata[name] for name in row.names]
             found[row.label] = row.form.format(*values) if row.form else values[0]
     return found
 

@@ -19,6 +19,8 @@ from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.serving_stages import SERVED_K, build
 from dagster_project.lib.staleness import digest
+from feature_repo.days import day_bounds_us
+from feature_repo.positives import outcomes_of
 from models.artifact import write_json_atomically
 from models.release import Pointer, read_pointer
 from monitoring.drift import DriftConfig, drift_report, infer_config
@@ -83,6 +85,9 @@ def _bodies(home: Home, day: str) -> list[dict[str, Any]]:
     user_id = home.lake.read("catalogue", day, "users")["user_id"].to_numpy()
     surfaces = home.facts().surfaces
     columns = [frame[name].to_numpy()[chosen] for name in ("user_code", "surface", "timestamp_us")]
+    # Events that an official protocol makes known later than they happened are asked for when they become known.
+    start_us, end_us = day_bounds_us(home.facts(), day)
+    columns[2] = np.clip(columns[2], start_us, end_us - 1)
     return [
         {
             "request_id": int(request), "user_id": int(user_id[user]), "surface": surfaces[surface], "k": SERVED_K,
@@ -105,8 +110,9 @@ def served(home: Home, day: str) -> dict[str, Any]:
 def join(home: Home, day: str) -> tuple[str, list[dict[str, Any]], int]:
     """Join the request log with the outcomes known by the end of the day; version, slices, joined requests."""
     facts = home.facts()
+    outcomes = outcomes_of(home.lake, facts, day) if facts.positives_only else home.lake.read("outcomes", day)
     report = join_outcomes(
-        home.lake.read("request_log", day), home.lake.read("outcomes", day), label=facts.main_label,
+        home.lake.read("request_log", day), outcomes, label=facts.main_label,
         known_before=facts.bounds(day)[1], ks=(10, SERVED_K),
     )  # fmt: skip
     rows = [asdict(one) for one in report.slices]

@@ -7,12 +7,15 @@ before that from the facts that the source states about itself. Adapters are lig
 from __future__ import annotations
 
 import math
-from datetime import date, timedelta
+from datetime import date
 
 import dagster as dg
 
 from dagster_project.lib.settings import Settings, read_settings
-from feature_repo.tables import SourceFacts, read_facts
+from feature_repo.tables import SourceFacts, next_key, read_facts
+
+CRONS = {"day": "0 0 * * *", "month": "0 0 1 * *", "quarter": "0 0 1 */3 *", "year": "0 0 1 1 *"}
+"""When a partition of each grain starts."""
 
 
 def known_facts(settings: Settings) -> SourceFacts:
@@ -29,16 +32,17 @@ def known_facts(settings: Settings) -> SourceFacts:
     return source.facts
 
 
-def day_partitions(facts: SourceFacts) -> dg.DailyPartitionsDefinition:
-    """One partition a day of the log, both ends included."""
-    return dg.DailyPartitionsDefinition(
-        start_date=facts.first_day,
-        end_date=(date.fromisoformat(facts.last_day) + timedelta(days=1)).isoformat(),
-        timezone=facts.timezone,
+def day_partitions(facts: SourceFacts) -> dg.TimeWindowPartitionsDefinition:
+    """One partition a day (or month, quarter, year) of the log, both ends included."""
+    end = next_key(date.fromisoformat(facts.last_day), facts.grain).isoformat()
+    if facts.grain == "day":
+        return dg.DailyPartitionsDefinition(start_date=facts.first_day, end_date=end, timezone=facts.timezone)
+    return dg.TimeWindowPartitionsDefinition(
+        start=facts.first_day, end=end, fmt="%Y-%m-%d", cron_schedule=CRONS[facts.grain], timezone=facts.timezone
     )
 
 
-def vertical_partitions(facts: SourceFacts, days: dg.DailyPartitionsDefinition) -> dg.MultiPartitionsDefinition:
+def vertical_partitions(facts: SourceFacts, days: dg.TimeWindowPartitionsDefinition) -> dg.MultiPartitionsDefinition:
     """`as_of` day by vertical."""
     return dg.MultiPartitionsDefinition(
         {"as_of": days, "vertical": dg.StaticPartitionsDefinition(list(facts.verticals))}
@@ -49,6 +53,11 @@ SETTINGS = read_settings()
 FACTS = known_facts(SETTINGS)
 DAYS = day_partitions(FACTS)
 DAYS_BY_VERTICAL = vertical_partitions(FACTS, DAYS)
+
+NO_RATES = (
+    "not a gate here: the log has positives only, so the rate is that of drawn negatives and no probability of anything"
+)
+"""Why gates on calibration pass for positives-only sources."""
 
 PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1, allow_nonexistent_upstream_partitions=True)
 """Day d reads day d-1; the first day reads nothing."""

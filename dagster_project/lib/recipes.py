@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 
 from dagster_project.lib.resources import Home
 from models.index.audit import TIER_TARGETS
-from models.index.config import RetrievalTraining
 from models.index.health import HealthLimits
 from models.training.presets import Preset, open_preset
 from models.tuning.tune import TuningConfig
+
+ALL_DAYS = 1_000
+ALL_REQUESTS = 10_000_000
+"""Sparse logs: the model learns from the whole log, and the official test is every user's."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,14 @@ class Recipe:
 
 def recipe(home: Home) -> Recipe:
     """The recipe of a home; raises ValueError that lists the known presets."""
-    preset = open_preset(home.preset, home.source)
+    facts = home.facts()
+    positives_only = facts.positives_only
+    preset = open_preset(home.preset, home.source, positives_only=positives_only)
+    preset = replace(preset, retrieval=replace(preset.retrieval, exclude_seen=not facts.repeats))
     if home.preset == "tiny":
-        training = RetrievalTraining(batch_size=48, epochs=2, refresh_every=10, ads_per_step=256)
+        training = replace(preset.retrieval.training, batch_size=48, epochs=2, refresh_every=10, ads_per_step=256)
+        if positives_only:
+            training = replace(training, batch_size=256, epochs=1)
         retrieval = replace(preset.retrieval, level_sizes=(8, 8), training=training)
         return Recipe(
             replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
@@ -56,6 +64,13 @@ def recipe(home: Home) -> Recipe:
             tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
             health=HealthLimits(max_largest_share=0.5, min_effective_share=0.3),
             tiers={"lite": (0.6, 0.3), "standard": (0.85, 0.6), "full": (0.95, 0.9)},
+        )  # fmt: skip
+    if positives_only:
+        return Recipe(
+            preset, retrieval_days=ALL_DAYS, pair_rows=500, ads_per_row=16, calibration_requests=200,
+            audit_requests=600, held_out_requests=ALL_REQUESTS, node_requests=1_500, smoke_requests=100,
+            served_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
+            tiers={"lite": (0.85, 0.05), "standard": (0.95, 0.15), "full": (0.99, 0.3)}, health=HealthLimits(),
         )  # fmt: skip
     return Recipe(
         preset, retrieval_days=12, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,

@@ -53,6 +53,11 @@ def with_teacher(home: Home, data: FrameData, day: str) -> FrameData:
     )
 
 
+def lake_frame(lake_root: Path, day: str, history_day: str) -> FrameData:
+    """A day of any lake over the history known by the end of `history_day`."""
+    return _frame_data(lake_root, day, history_day, Lake(lake_root).partition("training_frame", day).version)
+
+
 def frozen_frame_data(home: Home, day: str, cut: str) -> FrameData:
     """Rows of a day with the statistics as published at the end of an earlier day; only histories go on."""
     return _frame_data(home.path / "lake", day, day, home.lake.partition("training_frame", day).version, cut)
@@ -73,6 +78,7 @@ def _frame_data(lake_root: Path, day: str, history_day: str, version: str, cut: 
         to_ad_table(tables, schema),
         _history(lake_root, history_day, lake.partition("event_log", history_day).version),
         negative_rate=facts.negative_rate,
+        drawn_negatives=facts.positives_only,
     )
 
 

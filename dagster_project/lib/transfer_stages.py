@@ -33,7 +33,7 @@ def label(home: Home, day: str, before: str, code: str) -> Made:
         save_labels(draft.path / "labels.safetensors", labels)
         draft.parents = {f"{GEM}/{before}": home.artifact(GEM, before).version}
     known_R = ~torch.isnan(labels.logit_RT[:, 0])
-    rate = float(torch.sigmoid(labels.logit_RT[known_R, 0]).mean())
+    rate = float(torch.sigmoid(labels.logit_RT[known_R, 0]).mean()) if bool(known_R.any()) else 0.0
     return Made(
         made_artifact(draft).version,
         {"dagster/row_count": int(known_R.sum()), "mean_probability": rate, "teacher": before},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,15 @@ class Source(Protocol):
         Raises:
             ValueError: the day is not one of `facts.days`.
         """
+        ...
+
+
+@runtime_checkable
+class Reorderable(Protocol):
+    """A source whose order within a day is an artefact (`facts.shuffled_control`)."""
+
+    def reordered(self) -> Source:
+        """The same log with the events of one user and day in random order."""
         ...
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from feature_repo.adapters.base import Source
 
-SOURCES = ("simulator", "kuairand")
+SOURCES = ("simulator", "kuairand", "amazon_beauty", "amazon_sports", "generic")
 """Names that `open_source` knows."""
 
 
@@ -18,7 +18,8 @@ def open_source(name: str, *, preset: str = "laptop", data_dir: Path | None = No
     Args:
         name: one of `SOURCES`.
         preset: size of the simulated world (`tiny`, `laptop`); other sources ignore it.
-        data_dir: folder of the source's files; required by sources that read files.
+        data_dir: folder of the source's files, required by sources that read files; `generic` also takes the mapping
+            file itself.
         seed: of the simulated world; other sources ignore it.
 
     Raises:
@@ -28,10 +29,18 @@ def open_source(name: str, *, preset: str = "laptop", data_dir: Path | None = No
         from feature_repo.simulator.source import SimulatorSource
 
         return SimulatorSource.open(preset, seed)
+    if name not in SOURCES:
+        raise ValueError(f"source: {name!r} is unknown; known sources: {', '.join(SOURCES)}")
+    if data_dir is None:
+        raise ValueError(f"data_dir: the {name} source needs the folder that holds its files (DATA_DIR)")
     if name == "kuairand":
         from feature_repo.adapters.kuairand import KuaiRandSource
 
-        if data_dir is None:
-            raise ValueError("data_dir: the kuairand source needs the folder that holds its parquet files")
         return KuaiRandSource(data_dir)
-    raise ValueError(f"source: {name!r} is unknown; known sources: {', '.join(SOURCES)}")
+    if name == "generic":
+        from feature_repo.adapters.generic import GenericSource
+
+        return GenericSource(data_dir)
+    from feature_repo.adapters.amazon_reviews import AmazonReviews
+
+    return AmazonReviews(name, data_dir)

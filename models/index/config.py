@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NUM_FEATURES = 3
+"""Features of co-visits: each channel, and their mix, which is the counting floor itself."""
+
 
 @dataclass(frozen=True)
 class RetrievalTraining:
@@ -16,8 +19,12 @@ class RetrievalTraining:
     learning_rate: float = 8e-3
     table_learning_rate: float = 0.1
     dense_decay: float = 1e-5
-    final_rate: float = 0.1
+    final_rate: float = 1.0
     """Learning rates at the last step, as a share of those at the first; they fall linearly."""
+    impression_weight: float = 1.0
+    """Weight of the log-loss of impressions; 0 for positives-only logs, whose steps then take positives only."""
+    sampled_ads: int = 0
+    """Ads drawn uniformly a step as further candidates of the softmax (log-q corrected); what nobody was shown."""
     softmax_weight: float = 0.3
     """Weight of the in-batch softmax on clicks beside the log-loss of impressions."""
     engagement_weight: float = 0.3
@@ -43,15 +50,15 @@ class RetrievalTraining:
     alignment_weight: float = 0.1
     beam_weight: float = 0.5
     """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
-    node_rows: int = 128
+    node_rows: int = 512
     """Clicked rows a step that the losses of the levels look at; the scorer's softmax looks at all."""
     beam_rows: int = 32
     beam_every: int = 4
     beam_width: int = 8
     """Nodes of an upper level whose children that loss compares."""
-    beam_scan: int = 4
+    beam_scan: int = 1
     """Of so many ads, leaf by leaf, one is scanned for the listwise targets."""
-    beam_best: int = 32
+    beam_best: int = 30
     """Ads of the full scan whose nodes are the listwise targets; of a sample, as large a share."""
     codebook_rate: float = 0.1
     """Learning rate of the codebooks relative to that of the towers."""
@@ -87,6 +94,14 @@ class RetrievalConfig:
     """Newest events that enter the interaction features."""
     num_attention_queries: int = 4
     half_lives_s: tuple[float, ...] = (86_400.0, 1_209_600.0)
+    ages_by_order: bool = False
+    """Ages count events instead of seconds, one minute an event: for logs whose times say little but the order."""
+    covisit_neighbours: int = 0
+    """Co-visited ads kept of each ad (`models/index/covisits.py`); 0 leaves the features out."""
+    covisit_decay: float = 0.8
+    """Weight of an event's neighbours relative to those of the next newer event."""
+    exclude_seen: bool = False
+    """Never answer an ad of the history: for logs in which nobody takes an ad twice."""
     node_values: int = 4
     """Values a node keeps of each group (its virtual features)."""
     training: RetrievalTraining = field(default_factory=RetrievalTraining)
@@ -106,6 +121,10 @@ class RetrievalConfig:
     def num_levels(self) -> int:
         """L, the levels of nodes; ads are one more."""
         return len(self.level_sizes)
+
+    def num_features(self, num_groups: int) -> int:
+        """F, interaction features of a pair: groups and the ad itself by half-life, and co-visits."""
+        return (num_groups + 1) * len(self.half_lives_s) + (NUM_FEATURES if self.covisit_neighbours else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -32,7 +32,7 @@ class CandidateCost:
 
 def candidate_cost(config: RetrievalConfig, num_groups: int) -> CandidateCost:
     """FLOPs a candidate of every level, from the sizes of the configuration."""
-    num_features = (num_groups + 1) * len(config.half_lives_s)
+    num_features = config.num_features(num_groups)
     flops = []
     for level in range(config.num_levels + 1):
         num_dots = config.num_user_vectors[level] * config.num_ad_vectors

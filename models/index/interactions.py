@@ -5,10 +5,13 @@ half-life. A feature is log(1 + weight of the events that share a value with the
 advertiser, the ad itself; for nodes, their most frequent values weighted by the share of their ads that have them
 (virtual features of HILL, arXiv 2604.12965), and all ads of the node. Many candidates look their values up in dense
 counts, one gather a group whatever the length of the history; the one candidate of a training row is compared
-with the events directly. Features come first in every tensor, so that the towers behind them are plain matrix products.
+with the events directly. Where the model counted co-visits (`models/index/covisits.py`), three more features say how
+the candidate, or the ads of a node together, follow from the history. Features come first in every tensor, so that the
+towers behind them are plain matrix products.
 
 Shape legend: B requests, E events, G groups, V codes of a group, C channels (half-lives), S distinct
-(request, ad) pairs of the histories, M candidates, R values kept per node and group, N ads, F = (G + 1) C features.
+(request, ad) pairs of the histories, M candidates, R values kept per node and group, N ads, K channels of co-visits,
+V' = C, or C + 3 with co-visits: features of the candidate itself, F = G C + V' features.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.batch import AdTable, HistorySlice
+from models.index import covisits
+from models.index.covisits import CoVisits
 from models.schema import FeatureSchema
 
 
@@ -36,6 +41,9 @@ class Interest:
     num_codes_G: tuple[int, ...]
     """Largest group code of the ads + 1."""
     num_ads: int
+    covisits: CoVisits | None = None
+    target_B: Tensor | None = None
+    """Training only: the positive of each row (-1: none), whose own part in the co-visits is left out."""
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +70,19 @@ class Interest:
         key_S, place_E = torch.unique(self.row_E * self.num_ads + self.item_E, return_inverse=True)
         weight_SC = self.weight_EC.new_zeros((len(key_S), self.num_channels))
         return key_S, weight_SC.index_add(0, place_E, self.weight_EC)
+
+    @cached_property
+    def related(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row, ad and value [K] of every co-visited ad of every event."""
+        assert self.covisits is not None
+        return self.covisits.expand(self.start_B1, self.row_E, self.item_E, self.target_B)
+
+    @cached_property
+    def related_pairs(self) -> tuple[Tensor, Tensor]:
+        """Ascending `row * num_ads + ad` of the co-visited ads and their total values [pairs, K]."""
+        row_X, ad_X, value_XK = self.related
+        key_Z, place_X = torch.unique(row_X * self.num_ads + ad_X, return_inverse=True)
+        return key_Z, value_XK.new_zeros((len(key_Z), value_XK.shape[1])).index_add(0, place_X, value_XK)
 
     @torch.no_grad()
     def shares(self) -> list[Tensor]:
@@ -129,32 +150,53 @@ class Interest:
         return feature_BGRC.sum(2).flatten(1).T[:, :, None]
 
     def matched_positions(self, position_N: Tensor, wanted_B: Tensor) -> Tensor:
-        """Features [C, B, 1]: how often the history visited one position a request (-1: none)."""
+        """Features [V', B, 1]: how often the history visited one position a request (-1: none)."""
         position_E = position_N[self.item_E]
         event_X = ((position_E == wanted_B[self.row_E]) & (position_E >= 0)).nonzero().squeeze(1)
         total = self.weight_EC.new_zeros((self.num_rows, self.num_channels))
         total = total.index_add(0, self.row_E[event_X], self.weight_EC[event_X])
-        return torch.log1p(total).T[:, :, None]
+        visits_CB1 = torch.log1p(total).T[:, :, None]
+        if self.covisits is None:
+            return visits_CB1
+        row_X, ad_X, value_XK = self.related
+        position_X = position_N[ad_X]
+        kept_X = ((position_X == wanted_B[row_X]) & (position_X >= 0)).nonzero().squeeze(1)
+        total_BK = value_XK.new_zeros((self.num_rows, value_XK.shape[1]))
+        total_BK = total_BK.index_add(0, row_X[kept_X], value_XK[kept_X])
+        return torch.cat([visits_CB1, covisits.features(total_BK.T)[:, :, None]])
 
     def visits(self, position_N: Tensor, num_positions: int) -> Tensor:
-        """How often the history visited each position, [C, B, positions].
+        """How often the history visited each position, and how it follows from it, [V', B, positions].
 
         `position_N` maps ad codes to positions (slots of the index, nodes of a level, ...), -1 to none.
         """
         position_E = position_N[self.item_E]
-        return self._total(position_E, num_positions, position_E >= 0)
+        visits_CBX = self._total(position_E, num_positions, position_E >= 0)
+        if self.covisits is None:
+            return visits_CBX
+        row_X, ad_X, value_XK = self.related
+        position_X = position_N[ad_X]
+        kept_X = (position_X >= 0).nonzero().squeeze(1)
+        place_X = row_X[kept_X] * num_positions + position_X[kept_X]
+        size = self.num_rows * num_positions
+        totals = [value_X.new_zeros(size).index_add(0, place_X, value_X) for value_X in value_XK[kept_X].unbind(1)]
+        total_KBX = torch.stack(totals).view(-1, self.num_rows, num_positions)
+        return torch.cat([visits_CBX, covisits.features(total_KBX)])
 
     def seen(self, code_BM: Tensor) -> Tensor:
-        """How often each request's own candidate ads stand in its history, [C, B, M]."""
-        key_S, weight_SC = self.distinct
+        """How often each request's own candidate ads stand in its history, and follow from it, [V', B, M]."""
         row_B1 = torch.arange(self.num_rows, device=code_BM.device)[:, None]
         wanted_X = (row_B1 * self.num_ads + code_BM).flatten()
-        if len(key_S) == 0:
-            found_XC = weight_SC.new_zeros((len(wanted_X), self.num_channels))
-        else:
-            place_X = torch.searchsorted(key_S, wanted_X).clamp(max=len(key_S) - 1)
-            found_XC = weight_SC[place_X] * (key_S[place_X] == wanted_X)[:, None]
-        return torch.log1p(found_XC).T.reshape(self.num_channels, *code_BM.shape)
+        visits_CX = torch.log1p(_look_up(*self.distinct, wanted_X)).T
+        if self.covisits is not None:
+            visits_CX = torch.cat([visits_CX, covisits.features(_look_up(*self.related_pairs, wanted_X).T)])
+        return visits_CX.reshape(-1, *code_BM.shape)
+
+    def holds(self, code_BM: Tensor) -> Tensor:
+        """Whether each request's own candidate ads stand in its history, [B, M]."""
+        seen_BN = torch.zeros((self.num_rows, self.num_ads), dtype=torch.bool, device=code_BM.device)
+        seen_BN[self.row_E, self.item_E] = True
+        return seen_BN.gather(1, code_BM)
 
     def rows(self, row_X: Tensor) -> Interest:
         """The interest of some requests, renumbered in the given order."""
@@ -170,7 +212,17 @@ class Interest:
             weight_EC=self.weight_EC[place_E],
             num_codes_G=self.num_codes_G,
             num_ads=self.num_ads,
+            covisits=self.covisits,
+            target_B=None if self.target_B is None else self.target_B[row_X],
         )
+
+
+def _look_up(key_S: Tensor, value_SC: Tensor, wanted_X: Tensor) -> Tensor:
+    """Values [X, C] of wanted keys; 0 where a key isn't among the ascending ones."""
+    if len(key_S) == 0:
+        return value_SC.new_zeros((len(wanted_X), value_SC.shape[1]))
+    place_X = torch.searchsorted(key_S, wanted_X).clamp(max=len(key_S) - 1)
+    return value_SC[place_X] * (key_S[place_X] == wanted_X)[:, None]
 
 
 class InterestCounter(nn.Module):

@@ -24,6 +24,7 @@ from models.data import FrameData
 from models.index.config import RetrievalConfig
 from models.index.losses import (
     Forward,
+    Sample,
     beam_loss,
     distillation_loss,
     engagement_loss,
@@ -129,7 +130,13 @@ class _Trainer:
         self.config, self.training = config, config.training
         self.model = RetrievalModel(config, schema, seed)
         if initial is not None:
+            if self.model.covisits is not None:
+                self.model.covisits.resize(initial.state_dict(), "covisits.")
             self.model.load_state_dict(initial.state_dict())
+        if self.model.covisits is not None and initial is None:
+            self.model.covisits.fill(
+                days, history_length=config.history_length, max_neighbours=config.covisit_neighbours
+            )
         self.model.train()
         self.generator = torch.Generator().manual_seed(seed)
         # Draws of the index come from their own stream: both variants see the same rows in the same order.
@@ -140,7 +147,7 @@ class _Trainer:
         )  # fmt: skip
         self.optimizer = TableOptimizer(self.model, rates, TABLES)
         batch_size = self.training.batch_size
-        per_epoch = sum(-(-len(day.rows(kept_only=True)) // batch_size) for day in days)
+        per_epoch = sum(-(-len(self._rows(day)) // batch_size) for day in days)
         self.num_steps = per_epoch * self.training.epochs
         self.with_index = with_index
         self.warm = initial is not None
@@ -148,17 +155,28 @@ class _Trainer:
         self.index: Index | None = None
         self.log_shown_N = torch.zeros(0)
         self.log_engaged_N = torch.zeros(0)
+        self.share_N = torch.zeros(0)
+        self.days = days
         self.step = 0
         self.num_rows = 0
         self.nodes_moved = 0
         self.used_leaves: list[int] = []
         self.losses: dict[str, list[float]] = defaultdict(list)
 
+    def _rows(self, data: FrameData) -> Tensor:
+        """The training sample of a day; without a log-loss of impressions its positives only."""
+        rows_R = data.rows(kept_only=True)
+        return rows_R if self.training.impression_weight > 0.0 else rows_R[data.label_RT[rows_R, 0] > 0.5]
+
     def day(self, data: FrameData, pairs: TeacherPairs | None, progress: Progress | None) -> None:
         """One pass over the training sample of a day."""
         live = (~data.ads.retired_N).nonzero().squeeze(1)
         # One impression is added to each ad, so that nodes never shown keep a finite weight.
         self.log_shown_N = (torch.bincount(data.ad_code_R, minlength=len(data.ads.ad_id_N)) + 1.0).log()
+        if self.training.sampled_ads:
+            # Nothing was shown: every ad is a candidate once.
+            self.log_shown_N = torch.zeros(len(data.ads.ad_id_N))
+            self.share_N = self._positive_share(len(data.ads.ad_id_N))
         item_E = data.history.item_E.to(torch.int64)
         engaged_N = torch.bincount(item_E[item_E < len(data.ads.ad_id_N)], minlength=len(data.ads.ad_id_N)) + 1.0
         self.log_engaged_N = (engaged_N / engaged_N.sum()).log()
@@ -183,7 +201,7 @@ class _Trainer:
 
     def _batches(self, data: FrameData) -> Iterator[tuple[Tensor, Batch]]:
         """Shuffled rows of the training sample and their batches."""
-        rows_R = data.rows(kept_only=True)
+        rows_R = self._rows(data)
         rows_R = rows_R[torch.randperm(len(rows_R), generator=self.generator)]
         for rows_B in even_batches(rows_R, self.training.batch_size):
             if len(rows_B):
@@ -230,22 +248,39 @@ class _Trainer:
         self, rows_B: Tensor, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
     ) -> dict[str, Tensor]:
         training = self.training
-        step = forward(self.model, batch, data.ads, training.trunk_gradient)
-        losses, logit_YU = scorer_losses(self.model, step)
+        sample = self._sample(live) if training.sampled_ads else None
+        step = forward(self.model, batch, data.ads, training.trunk_gradient, sample)
+        losses, logit_YU = scorer_losses(self.model, step, training.impression_weight)
         losses["softmax"] = losses["softmax"] * training.softmax_weight
         if training.engagement_weight > 0.0:
             place_X, item_X = next_engagements(data, rows_B, training.engagement_rows)
             engagement = engagement_loss(self.model, step.trunk_BT[place_X], data.ads, item_X, self.log_engaged_N)
             losses["engagement"] = engagement * training.engagement_weight
-        if pairs is not None and len(pairs.row_X):
+        if pairs is not None and len(pairs.row_X) and training.distillation_weight > 0.0:
             chosen = torch.randint(len(pairs.row_X), (training.pair_rows,), generator=self.generator)
             code_BJ = pairs.ad_code_XJ[chosen]
             unlabelled = data.pairs(pairs.row_X[chosen], code_BJ[:, 0])
-            error = distillation_loss(self.model, unlabelled, data.ads, code_BJ, pairs.logit_XJ[chosen])
+            error = distillation_loss(
+                self.model, unlabelled, data.ads, code_BJ, pairs.logit_XJ[chosen],
+                centred=training.impression_weight == 0.0,
+            )  # fmt: skip
             losses["distillation"] = error * training.distillation_weight
         if self.index is not None:
             losses |= self._index_losses(step, logit_YU, live, share, self.index)
         return losses
+
+    def _positive_share(self, num_ads: int) -> Tensor:
+        """Share of each ad among the positives of all days."""
+        count_N = torch.zeros(num_ads)
+        for day in self.days:
+            code_X = day.ad_code_R[self._rows(day)]
+            count_N += torch.bincount(code_X[code_X < num_ads], minlength=num_ads)
+        return count_N / count_N.sum().clamp(min=1.0)
+
+    def _sample(self, live: Tensor) -> Sample:
+        """Fresh candidates for the softmax of a step."""
+        drawn = torch.randint(len(live), (self.training.sampled_ads,), generator=self.generator)
+        return Sample(torch.unique(live[drawn]), self.share_N)
 
     def _index_losses(
         self, step: Forward, logit_YU: Tensor, live: Tensor, share: float, index: Index
@@ -256,20 +291,22 @@ class _Trainer:
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
         alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
-        impressions, gap = pseudo_ad_losses(model, step, index, quantised)
+        whole = step
         step, logit_YU = first_clicked(step, training.node_rows), logit_YU[: training.node_rows]
         nodes = score_nodes(model, index, step.clicked, training.beam_width)
         scale = training.index_weight * warm
         chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
         uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
         losses = {
-            "level_impressions": impressions * scale,
             "level_softmax": node_softmax(index, step, nodes, self.log_shown_N) * scale * training.softmax_weight,
-            "alignment": gap * scale * training.alignment_weight,
             "ensemble": ensemble_loss(model, index, step, logit_YU, nodes),
             "reconstruction": uniform.reconstruction * training.reconstruction_weight,
             "balance": self.queue.loss(uniform) * training.balance_weight * warm,
         }
+        if training.impression_weight > 0.0:
+            impressions, gap = pseudo_ad_losses(model, whole, index, quantised)
+            losses["level_impressions"] = impressions * scale * training.impression_weight
+            losses["alignment"] = gap * scale * training.alignment_weight
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
             beam = beam_loss(model, index, step.clicked, nodes, training, self.step // training.beam_every)
             losses["beam"] = beam * training.beam_weight * warm

@@ -17,6 +17,7 @@ F interaction features, N ads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,19 +50,41 @@ class Forward:
     code_U: Tensor
     local_B: Tensor
     log_weight_U: Tensor
-    """Log of how many impressions each distinct ad of the batch stands for."""
+    """Log of how many impressions, or ads, each distinct candidate of the batch stands for."""
     vector_UQd: Tensor
     own_feature_FB1: Tensor
 
 
-def forward(model: RetrievalModel, batch: Batch, ads: AdTable, trunk_gradient: float = 1.0) -> Forward:
+@dataclass(frozen=True)
+class Sample:
+    """Candidates of a softmax beside the batch's own: ads drawn uniformly, and what the log-q correction needs."""
+
+    code_M: Tensor
+    share_N: Tensor
+    """Share of each ad among the positives: the distribution that a batch draws from."""
+
+    def log_weight(self, code_U: Tensor, batch_size: int) -> Tensor:
+        """Minus the log probability that an ad is among the candidates of a step (batch or drawn)."""
+        share_U = self.share_N[code_U].clamp(max=1.0 - 1e-6)
+        drawn = min(len(self.code_M) / len(self.share_N), 1.0 - 1e-6)
+        log_absent_U = batch_size * torch.log1p(-share_U) + math.log1p(-drawn)
+        return -torch.log(-torch.expm1(log_absent_U))
+
+
+def forward(
+    model: RetrievalModel, batch: Batch, ads: AdTable, trunk_gradient: float = 1.0, sample: Sample | None = None
+) -> Forward:
     """Towers and interaction features of a batch; levels pass `trunk_gradient` of their gradient to the trunk."""
-    trunk_BT, interest = model.trunk(batch.user, ads)
-    code_U, (local_B,) = local_codes(len(ads.ad_id_N), batch.ad_code_B)
     label_B = batch.label_BT[:, 0]
+    target_B = torch.where(label_B > 0.5, batch.ad_code_B, -1)
+    trunk_BT, interest = model.trunk(batch.user, ads, target_B)
+    further = [] if sample is None else [sample.code_M]
+    code_U, (local_B, *_) = local_codes(len(ads.ad_id_N), batch.ad_code_B, *further)
     row_Y = (label_B > 0.5).nonzero().squeeze(1)
     shown_B = torch.where(label_B > 0.5, 1.0, batch.logit_offset_B.exp())
-    weight_U = torch.zeros(len(code_U)).index_add(0, local_B, shown_B)
+    log_weight_U = torch.zeros(len(code_U)).index_add(0, local_B, shown_B).log()
+    if sample is not None:
+        log_weight_U = sample.log_weight(code_U, len(row_Y))
     level_trunk_BT = scale_gradient(trunk_BT, trunk_gradient)
     states = [model.level(i).state(level_trunk_BT[row_Y]) for i in range(model.config.num_levels)]
     states.append(model.level(model.config.num_levels).state(trunk_BT[row_Y]))
@@ -82,7 +105,7 @@ def forward(model: RetrievalModel, batch: Batch, ads: AdTable, trunk_gradient: f
         row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,
-        log_weight_U=weight_U.log(),
+        log_weight_U=log_weight_U,
         vector_UQd=model.ad_vectors(ads, code_U),
         own_feature_FB1=own_FB1,
     )
@@ -112,18 +135,21 @@ def click_softmax(logit_YX: Tensor, log_weight_X: Tensor, target_Y: Tensor) -> T
     return functional.cross_entropy(logit_YX + log_weight_X, target_Y)
 
 
-def scorer_losses(model: RetrievalModel, step: Forward) -> tuple[dict[str, Tensor], Tensor]:
-    """Log-loss and softmax of the ad scorer, and its logits [Y, U] of the clicked rows."""
+def scorer_losses(model: RetrievalModel, step: Forward, impression_weight: float) -> tuple[dict[str, Tensor], Tensor]:
+    """Log-loss (unless its weight is 0) and softmax of the ad scorer, and its logits [Y, U] of the clicked rows."""
     over = model.level(model.config.num_levels)
-    own_BQd = step.vector_UQd[step.local_B][:, None]
-    own_B = over.own(over.state(step.trunk_BT), own_BQd, step.own_feature_FB1).squeeze(1)
+    losses: dict[str, Tensor] = {}
+    if impression_weight > 0.0:
+        own_BQd = step.vector_UQd[step.local_B][:, None]
+        own_B = over.own(over.state(step.trunk_BT), own_BQd, step.own_feature_FB1).squeeze(1)
+        losses["impressions"] = impression_loss(own_B, step.batch) * impression_weight
     interest, code_U = step.clicked.interest, step.code_U
     position_N = torch.full_like(step.ads.ad_id_N, -1)
     position_N[code_U] = torch.arange(len(code_U))
     feature_FYU = torch.cat([interest.shared(step.ads.group_NG[code_U]), interest.visits(position_N, len(code_U))])
     logit_YU = over.shared(step.clicked.levels[-1], step.vector_UQd, feature_FYU)
-    softmax = click_softmax(logit_YU, step.log_weight_U, step.local_B[step.row_Y])
-    return {"impressions": impression_loss(own_B, step.batch), "softmax": softmax}, logit_YU
+    losses["softmax"] = click_softmax(logit_YU, step.log_weight_U, step.local_B[step.row_Y])
+    return losses, logit_YU
 
 
 def engagement_loss(
@@ -145,9 +171,12 @@ def engagement_loss(
 
 
 def distillation_loss(
-    model: RetrievalModel, batch: Batch, ads: AdTable, ad_code_BJ: Tensor, teacher_BJ: Tensor
+    model: RetrievalModel, batch: Batch, ads: AdTable, ad_code_BJ: Tensor, teacher_BJ: Tensor, *, centred: bool = False
 ) -> Tensor:
-    """Mean squared difference to the teacher's logits on unlabelled pairs of each user with J ads."""
+    """Mean squared difference to the teacher's logits on unlabelled pairs of each user with J ads.
+
+    `centred` compares them up to a constant of the row, which a softmax leaves open.
+    """
     trunk_BT, interest = model.trunk(batch.user, ads)
     over = model.level(model.config.num_levels)
     code_U, (local_X,) = local_codes(len(ads.ad_id_N), ad_code_BJ.flatten())
@@ -156,6 +185,8 @@ def distillation_loss(
     logit_BJ = over.own(over.state(trunk_BT), vector_BJQd, feature_FBJ)
     known_BJ = ~torch.isnan(teacher_BJ)
     error_BJ = torch.where(known_BJ, logit_BJ - teacher_BJ, 0.0)
+    if centred:
+        error_BJ = (error_BJ - error_BJ.sum(1, keepdim=True) / known_BJ.sum(1, keepdim=True).clamp(min=1)) * known_BJ
     return error_BJ.square().sum() / known_BJ.sum().clamp(min=1)
 
 

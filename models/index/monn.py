@@ -11,7 +11,7 @@ E events of all requests, U distinct ads of a batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional
 from models.batch import AdTable, HistorySlice, UserBatch
 from models.gem.embeddings import ItemEncoder, Tables, age_bucket, local_codes
 from models.index.config import RetrievalConfig
+from models.index.covisits import CoVisits
 from models.index.interactions import Interest, InterestCounter
 from models.index.quantizer import LearnedIndex
 from models.schema import FeatureSchema
@@ -266,13 +267,12 @@ class RetrievalModel(nn.Module):
             self.counter = InterestCounter(schema, config.half_lives_s)
             self.user_tower = UserTower(config, schema)
             self.ad_tower = AdTower(config, schema)
-            num_features = self.counter.num_features
+            self.covisits = CoVisits(config.covisit_decay) if config.covisit_neighbours else None
+            num_features = config.num_features(len(schema.groups))
             self.levels = nn.ModuleList([OverArch(config, i, num_features) for i in range(config.num_levels + 1)])
             self.index = LearnedIndex(config.level_sizes, config.num_ad_vectors * config.width, generator)
             self.engagement = nn.Linear(config.trunk_width, config.num_ad_vectors * config.width)
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
-            with torch.no_grad():
-                self.ensemble_LL[-1] = -3.0  # paths know less than ads: they earn their weight in an ad's score
             self.sharpness_L = nn.Parameter(torch.ones(config.num_levels))
 
     def level(self, number: int) -> OverArch:
@@ -293,9 +293,13 @@ class RetrievalModel(nn.Module):
         """
         return torch.exp(self.sharpness_L)
 
-    def trunk(self, user: UserBatch, ads: AdTable) -> tuple[Tensor, Interest]:
-        """Trunk [B, T] and interest of B requests."""
+    def trunk(self, user: UserBatch, ads: AdTable, target_B: Tensor | None = None) -> tuple[Tensor, Interest]:
+        """Trunk [B, T] and interest of B requests; training names each row's positive (-1: none)."""
+        if self.config.ages_by_order:
+            user = replace(user, history=aged_by_order(user.history))
         interest = self.counter(newest(user.history, self.config.history_length), ads)
+        if self.covisits is not None:
+            interest = replace(interest, covisits=self.covisits, target_B=target_B)
         return self.user_tower(self.tables, user, interest, ads), interest
 
     def user_state(self, user: UserBatch, ads: AdTable) -> UserState:
@@ -317,6 +321,13 @@ class RetrievalModel(nn.Module):
         """Index codes [X, Q d] as vectors [X, Q, d]."""
         vector_XQd: Tensor = code_XD.view(-1, self.config.num_ad_vectors, self.config.width)
         return vector_XQd
+
+
+def aged_by_order(history: HistorySlice) -> HistorySlice:
+    """The same histories with one minute of age for every newer event."""
+    row_E = torch.repeat_interleave(torch.arange(history.num_rows), history.start_B1.diff())
+    rank_E = history.start_B1[1:][row_E] - 1 - torch.arange(len(row_E))
+    return replace(history, age_E=60.0 * rank_E.to(torch.float32))
 
 
 def newest(history: HistorySlice, length: int) -> HistorySlice:

@@ -234,6 +234,8 @@ def _finish(
     excluded: Tensor | None, *, ensemble: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Codes and scores [B, k]: a short list by the given scores, scored again pair by pair and sorted."""
+    if model.config.exclude_seen:
+        score_BM = score_BM.masked_fill(state.interest.holds(index.ad_code_S[slot_BM]), -torch.inf)
     if excluded is not None:
         code_BM = index.ad_code_S[slot_BM]
         out_BM = excluded[code_BM] if excluded.dim() == 1 else excluded.gather(1, code_BM)

@@ -42,7 +42,10 @@ def load_model(folder: Path) -> RetrievalModel:
             raise ValueError(f"{folder}: {name} is missing, this is no retrieval model")
     config = RetrievalConfig.from_dict(json.loads((folder / CONFIG).read_text()))
     model = RetrievalModel(config, FeatureSchema.from_json((folder / SCHEMA).read_text()))
-    stored, expected = load_file(folder / WEIGHTS), model.state_dict()
+    stored = load_file(folder / WEIGHTS)
+    if model.covisits is not None:
+        model.covisits.resize(stored, "covisits.")
+    expected = model.state_dict()
     for name in sorted(stored.keys() | expected.keys()):
         there, wanted = stored.get(name), expected.get(name)
         if there is None or wanted is None or there.shape != wanted.shape:

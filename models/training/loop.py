@@ -238,7 +238,7 @@ def evaluate(
 
     Args:
         data: the day.
-        logit_RT: true logits of `rows_R`.
+        logit_RT: true logits of `rows_R`. Drawn negatives (positives-only logs) are judged as the sample they are.
         rows_R: rows evaluated; all by default. Never the training sample: its rates are not those of impressions.
         probability_R: true click probabilities of `rows_R` where an oracle knows them; adds `oracle_ne`
             (NE against expected clicks) and `oracle_floor` (NE of the oracle itself) for the main task.
@@ -250,7 +250,7 @@ def evaluate(
     for index, task in enumerate(data.schema.tasks):
         mature_R = data.mature_RT[rows_R, index].numpy() > 0
         label_R = data.label_RT[rows_R, index].numpy()
-        logit_R = logit_RT[:, index].numpy().astype(np.float64)
+        logit_R = logit_RT[:, index].numpy().astype(np.float64) + data.judged_offset
         soft_R = probability_R if index == 0 else None
         for name, chosen_R in _slices(data.schema.surfaces, surface_R, mature_R):
             if chosen_R.any():

@@ -115,6 +115,8 @@ def train_by_day(
 ) -> Iterator[Student]:
     """Train a student over days in order and yield it after each: the same object, which the next day changes.
 
+    Days without training rows (held out by the source, or without the surface) change nothing.
+
     Args:
         config: sizes; ignored when `start_from` is given, whose sizes are kept.
         transfer: technique and training values.
@@ -140,9 +142,11 @@ def train_by_day(
     loss: Loss = Teaching(transfer, schema, seed)
     for number, day in enumerate(days):
         data = day if surface is None else day.only_surface(surface)
-        if transfer.technique != "none" and bool(torch.isnan(data.teacher_RT[data.rows(kept_only=True)]).all()):
-            raise ValueError(f"days[{number}]: technique {transfer.technique!r} needs teacher logits")
-        train_day(model, optimizer, data, transfer.train, seed + number, loss=loss)
+        rows = data.rows(kept_only=True)
+        if len(rows):
+            if transfer.technique != "none" and bool(torch.isnan(data.teacher_RT[rows]).all()):
+                raise ValueError(f"days[{number}]: technique {transfer.technique!r} needs teacher logits")
+            train_day(model, optimizer, data, transfer.train, seed + number, loss=loss)
         yield model
 
 
@@ -194,7 +198,11 @@ def compare(
         interval = None
         if name != "none" and "none" in logits:
             interval = metrics.paired_entropy_difference(
-                label_R, logit_RT[:, 0].numpy(), logits["none"][:, 0].numpy(), user_R, generator=generator
+                label_R,
+                logit_RT[:, 0].numpy() + holdout.judged_offset,
+                logits["none"][:, 0].numpy() + holdout.judged_offset,
+                user_R,
+                generator=generator,
             )
         result[name] = Comparison(values, interval)
     return result
