@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ QUARTERS = replace(FACTS, grain="quarter", first_day="2013-10-01", last_day="201
 def test_keys_are_first_days(grain: str, first: str, last: str, keys: list[str]) -> None:
     facts = replace(FACTS, grain=grain, first_day=first, last_day=last)
     assert facts.days == keys
-    for before, after in zip(keys[:-1], keys[1:], strict=True):
+    for before, after in itertools.pairwise(keys):
         assert facts.bounds(before)[1] == facts.bounds(after)[0]
         assert previous_day(facts, after) == before
 
