@@ -36,7 +36,11 @@ MAY_2013 = 1_367_366_400
 def write_log(folder: Path, users: int = 3, length: int = 5) -> Path:
     """Users whose reviews 0 and 1 lie on one day of 2009, the others on one of 2013; items in ascending order."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [(u + 1, u + 1 + p, p + 1, MAY_2013 if p > 1 else MAY_2013 - 1500 * DAY) for u in range(users) for p in range(length)]
+    rows = [
+        (u + 1, u + 1 + p, p + 1, MAY_2013 if p > 1 else MAY_2013 - 1500 * DAY)
+        for u in range(users)
+        for p in range(length)
+    ]
     columns = dict(zip(("user_id", "item_id", "position", "timestamp"), zip(*rows, strict=True), strict=True))
     types = (pa.int32(), pa.int32(), pa.int16(), pa.int64())
     table = {n: pa.array(v, t) for (n, v), t in zip(columns.items(), types, strict=True)}
@@ -121,11 +125,11 @@ def test_the_shuffled_log_permutes_a_user_s_day_and_nothing_else(tmp_path: Path)
 
 
 def test_missing_files_and_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="lacks interactions.parquet, items.parquet"):
+    with pytest.raises(ValueError, match=r"lacks interactions.parquet, items.parquet"):
         AmazonReviews("amazon_beauty", tmp_path)
-    with pytest.raises(ValueError, match="'amazon_toys' is unknown; known sets: amazon_beauty, amazon_sports"):
+    with pytest.raises(ValueError, match=r"'amazon_toys' is unknown; known sets: amazon_beauty, amazon_sports"):
         AmazonReviews("amazon_toys", tmp_path)
-    with pytest.raises(ValueError, match="data_dir: the amazon_beauty source needs the folder"):
+    with pytest.raises(ValueError, match=r"data_dir: the amazon_beauty source needs the folder"):
         open_source("amazon_beauty")
 
 
