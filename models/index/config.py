@@ -16,6 +16,8 @@ class RetrievalTraining:
 
     batch_size: int = 512
     epochs: int = 1
+    min_steps: int = 0
+    """Small logs are gone through more often, until this many steps are taken."""
     learning_rate: float = 8e-3
     table_learning_rate: float = 0.1
     dense_decay: float = 1e-5

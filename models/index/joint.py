@@ -101,7 +101,7 @@ def train_retrieval(
         raise ValueError(f"pairs: {len(pairs)} entries for {len(days)} days")
     trainer = _Trainer(config, schema, days, seed, with_index, initial)
     started = time.perf_counter()
-    for _ in range(config.training.epochs):
+    for _ in range(trainer.epochs):
         for number, day in enumerate(days):
             trainer.day(day, pairs[number] if pairs else None, progress)
     if with_index and trainer.index is None:
@@ -147,7 +147,8 @@ class _Trainer:
         self.optimizer = TableOptimizer(self.model, rates, TABLES)
         batch_size = self.training.batch_size
         per_epoch = sum(-(-len(self._rows(day)) // batch_size) for day in days)
-        self.num_steps = per_epoch * self.training.epochs
+        self.epochs = max(self.training.epochs, -(-self.training.min_steps // max(1, per_epoch)))
+        self.num_steps = per_epoch * self.epochs
         self.with_index = with_index
         self.warm = initial is not None
         self.queue = BalanceQueue(config.level_sizes, self.training.queue_length)

@@ -127,7 +127,9 @@ def click_softmax(logit_YX: Tensor, log_weight_X: Tensor, target_Y: Tensor) -> T
     return functional.cross_entropy(logit_YX + log_weight_X, target_Y)
 
 
-def scorer_losses(model: RetrievalModel, step: Forward, impression_weight: float) -> tuple[dict[str, Tensor], Tensor]:
+def scorer_losses(
+    model: RetrievalModel, step: Forward, impression_weight: float = 1.0
+) -> tuple[dict[str, Tensor], Tensor]:
     """Log-loss (unless its weight is 0) and softmax of the ad scorer, and its logits [Y, U] of the clicked rows."""
     over = model.level(model.config.num_levels)
     losses: dict[str, Tensor] = {}

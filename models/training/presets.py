@@ -96,7 +96,7 @@ def _positives_only(preset: Preset) -> Preset:
     the foundation model and the students keep the log-loss, whose negatives are then drawn ones.
     """
     training = replace(
-        preset.retrieval.training, batch_size=256, epochs=1, impression_weight=0.0, sampled_ads=1024,
+        preset.retrieval.training, batch_size=256, min_steps=600, impression_weight=0.0, sampled_ads=512,
         softmax_weight=1.0, engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3,
         table_learning_rate=0.05, beam_every=8,
     )  # fmt: skip
@@ -105,8 +105,8 @@ def _positives_only(preset: Preset) -> Preset:
         half_lives_s=(60.0, 360.0), history_length=64, training=training,
     )  # fmt: skip
     # Day-grain partitions hold few rows; quarters hold many, and small batches would only cost time.
-    gem_training = replace(preset.gem_training, batch_size=512)
-    transfer = replace(preset.transfer, train=replace(preset.transfer.train, batch_size=512))
+    gem_training = replace(preset.gem_training, batch_size=1024)
+    transfer = replace(preset.transfer, train=replace(preset.transfer.train, batch_size=2048))
     return replace(preset, retrieval=retrieval, gem_training=gem_training, transfer=transfer)
 
 
