@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_loop
+from tests.feature_repo.test_amazon import write_log as write_reviews
 
 pytestmark = pytest.mark.slow
 NUM_USERS, NUM_ITEMS, LENGTH = 240, 90, 9
@@ -69,3 +70,15 @@ def test_the_loop_closes_without_impressions(tmp_path: Path) -> None:
     assert "  exact, order of a day shuffled" not in results, "times are exact: there is no order to shuffle"
     for words in ("exact Recall@10", "drawn negatives", "make serve"):
         assert words in done.stdout
+
+
+def test_the_order_of_a_day_has_a_control(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    folder = write_reviews(tmp_path / "log", users=160, length=6)
+    done = run_loop(home, DATA="amazon_beauty", DATA_DIR=str(folder), PRESET="tiny")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((home / "reports" / "run.json").read_text())["results"]
+    assert results["positives of the last partition"] == 160
+    assert results["  exact Recall@10"] > 0.8, "in the stored order the next item is the next number"
+    assert 0.0 <= results["  exact, order of a day shuffled"] <= 1.0
+    assert (home / "reordered" / "lake" / "training_frame").exists()
