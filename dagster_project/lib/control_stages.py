@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dagster_project.lib.index_stages import AUDIT_K, open_model, standard_beams, train_control
@@ -24,7 +25,6 @@ from models.index.audit import (
     audit_index,
     draw_requests,
     non_inferiority,
-    requests_at,
     true_clicks,
 )
 from models.index.monn import RetrievalModel
@@ -79,11 +79,11 @@ def _worth(
 
 
 def last_item_recall(model: RetrievalModel, data: FrameData, beams: tuple[int, ...]) -> dict[str, float]:
-    """Recall of a day's positives among ten ads by the full scan and by a beam, with the beam's coverage and cost."""
+    """Recall of each positive of a day among ten ads by the full scan and by a beam, with the beam's coverage and cost."""
     row_B = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
     ways: list[tuple[int, ...] | Scan] = ["exact", beams]
     exact, beam = answer(model, publish(model, data.ads), data, row_B, ways, k=AUDIT_K)
-    relevant_BM = requests_at(data, row_B).relevant_BM
+    relevant_BM = data.ad_code_R[torch.from_numpy(row_B)][:, None].numpy()
     return {
         "requests": len(row_B),
         "exact": float(np.nanmean(recall_at_k(exact.ad_code_BK, relevant_BM))),

@@ -41,9 +41,9 @@ def train_domain(home: Home, as_of: str, code: str) -> tuple[str, dict[str, Any]
     values = recipe(home).preset
     days = home.facts().days[1 : home.facts().days.index(as_of) + 1]
     *earlier, last = frame_days(home, days, teacher=True)
-    student = train_student(values.student, values.transfer, earlier, home.seed)
+    student = train_student(values.student, values.transfer, _learnable(earlier), home.seed)
     metrics = _judge(home, {"taught": student}, last, as_of, None)[0]
-    if len(last.rows(kept_only=True)):
+    if _learnable([last]):
         student = train_student(values.student, values.transfer, [last], home.seed + 1, start_from=student)
     _store(home, DOMAIN, as_of, student, metrics, code)
     return home.artifact(DOMAIN, as_of).version, metrics
@@ -61,15 +61,22 @@ def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dic
     *earlier, last = frame_days(home, days, teacher=True)
     students = {
         "none" if technique == "none" else "taught": train_student(
-            values.student, replace(values.transfer, technique=technique), earlier, home.seed, surface=surface
+            values.student, replace(values.transfer, technique=technique), _learnable(earlier, surface), home.seed,
+            surface=surface,
         )
         for technique in ("none", values.transfer.technique)
     }  # fmt: skip
     rows = _judge(home, students, last, as_of, surface)
-    learnt = [day for day in (*earlier, last) if len(day.only_surface(surface).rows(kept_only=True))]
+    learnt = _learnable([*earlier, last], surface)
     stored = train_student(values.student, values.transfer, learnt, home.seed, surface=surface)
     _store(home, VERTICAL, partition, stored, rows[-1], code)
     return home.artifact(VERTICAL, partition).version, rows
+
+
+def _learnable(days: list[FrameData], surface: int | None = None) -> list[FrameData]:
+    """Days with a training sample: nothing may have happened on some, and an official split holds others out."""
+    sampled = [day if surface is None else day.only_surface(surface) for day in days]
+    return [day for day, sample in zip(days, sampled, strict=True) if len(sample.rows(kept_only=True))]
 
 
 def _judge(
