@@ -79,7 +79,7 @@ def _worth(
 
 
 def last_item_recall(model: RetrievalModel, data: FrameData, beams: tuple[int, ...]) -> dict[str, float]:
-    """Recall of each positive of a day among ten ads by the full scan and by a beam, with the beam's coverage and cost."""
+    """Recall of each positive of a day among ten ads by the full scan and a beam, with coverage and cost."""
     row_B = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
     ways: list[tuple[int, ...] | Scan] = ["exact", beams]
     exact, beam = answer(model, publish(model, data.ads), data, row_B, ways, k=AUDIT_K)

@@ -42,8 +42,10 @@ AUDIT_K = 10
 
 
 def training_days(home: Home, as_of: str) -> list[str]:
-    """The newest days as of a day, that the retrieval model learns from."""
-    return home.facts().days[: home.facts().days.index(as_of) + 1][-recipe(home).retrieval_days :]
+    """The newest days as of a day that have a training sample: what the retrieval model learns from."""
+    days = home.facts().days[: home.facts().days.index(as_of) + 1]
+    sampled = [day for day in days if home.lake.partition("training_frame", day).facts["num_kept"]]
+    return sampled[-recipe(home).retrieval_days :]
 
 
 def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:

@@ -24,8 +24,8 @@ from models.index.joint import train_retrieval
 def judge_reordered(home: Home, day: str, as_of: str) -> dict[str, Any]:
     """Recall of the control on the reordered log's last partition: by the full scan and by the default tier's beams."""
     lake = reordered_lake(home)
-    facts = home.facts()
-    learnt = [d for d in facts.days if d <= as_of and facts.may_train(d)][-recipe(home).retrieval_days :]
+    sampled = [d for d in home.facts().days if d <= as_of and lake.partition("training_frame", d).facts["num_kept"]]
+    learnt = sampled[-recipe(home).retrieval_days :]
     data = [lake_frame(lake.root, d, learnt[-1]) for d in learnt]
     model, training = train_retrieval(recipe(home).preset.retrieval, home.feature_schema(), data, seed=home.seed)
     found = last_item_recall(model, lake_frame(lake.root, day, day), standard_beams(home, as_of))
