@@ -48,6 +48,8 @@ class RetrievalTraining:
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
     alignment_weight: float = 0.1
+    level_rows: int = 0
+    """Clicked rows of a step that the levels learn from; 0 takes all, which positives-only steps have many of."""
     beam_weight: float = 0.5
     """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
     beam_rows: int = 32

@@ -291,13 +291,14 @@ class _Trainer:
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
         alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
-        nodes = score_nodes(model, index, step.clicked, training.beam_width)
+        asked = step.first(training.level_rows)
+        nodes = score_nodes(model, index, asked.clicked, training.beam_width)
         scale = training.index_weight * warm
         chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
         uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
         losses = {
-            "level_softmax": node_softmax(index, step, nodes, self.log_shown_N) * scale * training.softmax_weight,
-            "ensemble": ensemble_loss(model, index, step, logit_YU, nodes),
+            "level_softmax": node_softmax(index, asked, nodes, self.log_shown_N) * scale * training.softmax_weight,
+            "ensemble": ensemble_loss(model, index, asked, logit_YU[: len(asked.row_Y)], nodes),
             "reconstruction": uniform.reconstruction * training.reconstruction_weight,
             "balance": self.queue.loss(uniform) * training.balance_weight * warm,
         }
@@ -306,7 +307,7 @@ class _Trainer:
             losses["level_impressions"] = impressions * scale * training.impression_weight
             losses["alignment"] = gap * scale * training.alignment_weight
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
-            beam = beam_loss(model, index, step.clicked, nodes, training)
+            beam = beam_loss(model, index, asked.clicked, nodes, training)
             losses["beam"] = beam * training.beam_weight * warm
         return losses
 

@@ -18,7 +18,7 @@ F interaction features, N ads.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,6 +53,12 @@ class Forward:
     """Log of how many impressions, or ads, each distinct candidate of the batch stands for."""
     vector_UQd: Tensor
     own_feature_FB1: Tensor
+
+    def first(self, limit: int) -> Forward:
+        """The same batch with at most `limit` clicked rows (0: all of them)."""
+        if not 0 < limit < len(self.row_Y):
+            return self
+        return replace(self, row_Y=self.row_Y[:limit], clicked=self.clicked.rows(torch.arange(limit)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def forward(
         trunk_BT=trunk_BT,
         level_trunk_BT=level_trunk_BT,
         interest=interest,
-        clicked=UserState(tuple(states), interest.rows(row_Y)),
+        clicked=UserState(tuple(states), interest if len(row_Y) == len(label_B) else interest.rows(row_Y)),
         row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,

@@ -96,7 +96,7 @@ def _positives_only(preset: Preset) -> Preset:
     the foundation model and the students keep the log-loss, whose negatives are then drawn ones.
     """
     training = replace(
-        preset.retrieval.training, batch_size=256, min_steps=600, impression_weight=0.0, sampled_ads=512,
+        preset.retrieval.training, batch_size=256, min_steps=600, impression_weight=0.0, sampled_ads=512, level_rows=96,
         softmax_weight=1.0, engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3,
         table_learning_rate=0.05, beam_every=8,
     )  # fmt: skip
