@@ -98,10 +98,10 @@ def _positives_only(preset: Preset) -> Preset:
     training = replace(
         preset.retrieval.training, batch_size=256, min_steps=600, impression_weight=0.0, sampled_ads=512, level_rows=96,
         softmax_weight=1.0, engagement_weight=0.0, distillation_weight=0.02, learning_rate=3e-3,
-        table_learning_rate=0.05, beam_every=8,
+        table_learning_rate=0.05, balance_weight=0.4, beam_weight=1.0, beam_every=8,
     )  # fmt: skip
     retrieval = replace(
-        preset.retrieval, level_sizes=(32, 32), covisit_neighbours=256, ages_by_order=True,
+        preset.retrieval, level_sizes=(32, 64), covisit_neighbours=256, ages_by_order=True,
         half_lives_s=(60.0, 360.0), history_length=64, training=training,
     )  # fmt: skip
     # Day-grain partitions hold few rows; quarters hold many, and small batches would only cost time.
