@@ -67,7 +67,7 @@ def recipe(home: Home) -> Recipe:
     if positives_only:
         return Recipe(
             preset, retrieval_days=ALL_DAYS, pair_rows=500, ads_per_row=16, calibration_requests=120,
-            audit_requests=600, held_out_requests=3_000, node_requests=1_500, smoke_requests=100,
+            audit_requests=600, held_out_requests=2_000, node_requests=1_500, smoke_requests=100,
             served_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
             tiers={"lite": (0.85, 0.05), "standard": (0.95, 0.15), "full": (0.99, 0.3)}, health=HealthLimits(),
         )  # fmt: skip
