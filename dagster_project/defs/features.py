@@ -15,8 +15,8 @@ from dagster_project.lib.staleness import digest
 from feature_repo.audit import audit_leaks
 
 CODE = code_version("feature_repo/transforms", *(f"feature_repo/{name}.py" for name in (
-    "catalogue", "columns", "days", "event_log", "feature_schema", "features", "frame", "lake", "sql", "statistics",
-    "tables",
+    "catalogue", "columns", "days", "event_log", "feature_schema", "features", "frame", "lake", "positives", "sql",
+    "statistics", "tables",
 )))  # fmt: skip
 STORE_CODE = code_version(*(f"feature_repo/{name}.py" for name in ("definitions", "history_bytes", "online", "store")))
 SHOWN = dg.AssetDep(["ingest", "impressions"], partition_mapping=ATTRIBUTION_DAYS)

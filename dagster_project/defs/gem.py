@@ -105,7 +105,7 @@ def not_worse_than_logistic_regression(home: Home, day: str) -> Verdict:
 
     report = gem_stages.read_report(home, day)
     if "difference" not in report:
-        return Verdict(True, "nothing to compare on the first day")
+        return Verdict(True, "nothing to compare: the first day, or one without rows")
     difference = report["difference"]
     learning = report["examples"] < LEARNED_EXAMPLES
     text = f"NE difference {difference['estimate']:+.4f} (SE {difference['standard_error']:.4f})"
@@ -121,7 +121,7 @@ def calibration(home: Home, day: str) -> Verdict:
 
     report = gem_stages.read_report(home, day)
     if "calibration" not in report:
-        return Verdict(True, "nothing to compare on the first day")
+        return Verdict(True, "nothing to compare: the first day, or one without rows")
     ratio, error = report["calibration"], report["calibration_error"]
     if FACTS.positives_only:
         text = f"predicted / drawn positives {ratio:.3f}; {NO_RATES}"

@@ -32,7 +32,8 @@ EARLIER = [dg.AssetDep(["features", name], partition_mapping=EARLIER_DAYS) for n
 def retrieval_model(home: Home, as_of: str) -> Made:
     """MoNN and the index under one loss: towers, per-level scorers and codebooks, on the newest days as of a day.
 
-    GEM's logits on unlabelled pairs teach what impressions never show: ads that were not chosen.
+    GEM's logits on unlabelled pairs teach what impressions never show: ads that were not chosen. Positives-only sources
+    learn that from ads drawn uniformly, and take nothing from GEM: its logits lost recall there.
     """
     from dagster_project.lib import index_stages
 

@@ -11,7 +11,9 @@ from dagster_project.lib.metadata import chart, numbers, table
 from dagster_project.lib.partitions import PREVIOUS_DAY
 from dagster_project.lib.resources import Home
 
-CODE = code_version("monitoring", "models/metrics.py", "dagster_project/lib/monitoring_stages.py")
+CODE = code_version(
+    "monitoring", "models/metrics.py", "feature_repo/positives.py", "dagster_project/lib/monitoring_stages.py"
+)
 COMMON: dict[str, Any] = {"code": CODE, "job": "monitoring"}
 SERVED = dg.AssetDep(["serving", "promoted_release"], partition_mapping=PREVIOUS_DAY)
 CUT = dg.AssetDep(["features", "online_store"], partition_mapping=PREVIOUS_DAY)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dagster_project.lib.index_stages import AUDIT_K, open_model, standard_beams, train_control
@@ -19,6 +20,7 @@ from dagster_project.lib.training import frame_data, oracle_matrix
 from models.data import FrameData
 from models.index.audit import (
     Requests,
+    Scan,
     answer,
     audit_index,
     draw_requests,
@@ -38,8 +40,7 @@ def judge(home: Home, day: str, as_of: str) -> dict[str, Any]:
     Ads are scored by expected clicks where an oracle knows them, else by the share of clicked ads found.
     """
     data = frame_data(home, day)
-    num_requests = min(recipe(home).held_out_requests, len(np.unique(data.user_code_R.numpy())))
-    (requests,) = draw_requests(data, (num_requests,), seed=home.seed + 1)
+    (requests,) = draw_requests(data, (recipe(home).held_out_requests,), seed=home.seed + 1)
     truth_BN = oracle_matrix(home, data, requests.row_B)
     model = open_model(home, as_of)
     index = publish(model, data.ads)
@@ -54,9 +55,10 @@ def judge(home: Home, day: str, as_of: str) -> dict[str, Any]:
     verdict = non_inferiority(
         joint_B[known_B], control_B[known_B], requests.user_B[known_B], margin=MARGIN, seed=home.seed
     )
+    positives = last_item_recall(model, data, standard_beams(home, as_of)) if home.facts().positives_only else {}
     return {
-        "coverage": asdict(report.coverage), "cost": report.cost, "ads_scored": report.ads_scored,
-        "nodes_scored": report.nodes_scored, "requests": int(known_B.sum()),
+        "positives": positives, "coverage": asdict(report.coverage), "cost": report.cost,
+        "ads_scored": report.ads_scored, "nodes_scored": report.nodes_scored, "requests": int(known_B.sum()),
         "expected_clicks": {name: asdict(value) for name, value in report.expected_clicks.items()},
         "recall_of_clicks": {name: asdict(value) for name, value in report.recall.items()},
         "measure": "recall of clicked ads" if truth_BN is None else "expected clicks",
@@ -74,3 +76,18 @@ def _worth(
     if truth_BN is None:
         return recall_at_k(found.ad_code_BK, requests.relevant_BM)
     return true_clicks(found.ad_code_BK, truth_BN)
+
+
+def last_item_recall(model: RetrievalModel, data: FrameData, beams: tuple[int, ...]) -> dict[str, float]:
+    """Recall of each positive of a day among ten ads by the full scan and a beam, with coverage and cost."""
+    row_B = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
+    ways: list[tuple[int, ...] | Scan] = ["exact", beams]
+    exact, beam = answer(model, publish(model, data.ads), data, row_B, ways, k=AUDIT_K)
+    relevant_BM = data.ad_code_R[torch.from_numpy(row_B)][:, None].numpy()
+    return {
+        "requests": len(row_B),
+        "exact": float(np.nanmean(recall_at_k(exact.ad_code_BK, relevant_BM))),
+        "index": float(np.nanmean(recall_at_k(beam.ad_code_BK, relevant_BM))),
+        "coverage": float(np.nanmean(recall_at_k(beam.ad_code_BK, exact.ad_code_BK))),
+        "cost": float(beam.cost_B.mean()),
+    }

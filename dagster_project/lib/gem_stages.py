@@ -114,6 +114,8 @@ def judge(home: Home, day: str, before: str) -> dict[str, Any]:
     Test days (after the source's evaluation cut) are judged on all impressions, training days on a sample of them.
     """
     data, probability_R = frame_data(home, day), click_probabilities(home, day)
+    if not data.num_rows:
+        return {"note": f"nothing happened in {day}: there is nothing to judge"}
     row_R = judged_rows(home, data, day)
     if probability_R is not None:
         probability_R = probability_R[row_R.numpy()]

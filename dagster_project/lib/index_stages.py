@@ -44,8 +44,10 @@ AUDIT_K = 10
 
 
 def training_days(home: Home, as_of: str) -> list[str]:
-    """The newest days as of a day, that the retrieval model learns from."""
-    return home.facts().days[: home.facts().days.index(as_of) + 1][-recipe(home).retrieval_days :]
+    """The newest days as of a day that have a training sample: what the retrieval model learns from."""
+    days = home.facts().days[: home.facts().days.index(as_of) + 1]
+    sampled = [day for day in days if home.lake.partition("training_frame", day).facts["num_kept"]]
+    return sampled[-recipe(home).retrieval_days :]
 
 
 def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:
@@ -53,9 +55,10 @@ def train(home: Home, as_of: str, code: str) -> tuple[str, TrainingReport]:
     values, days = recipe(home), training_days(home, as_of)
     config, data = values.preset.retrieval, list(frame_days(home, days))
     gem = load_gem(home, as_of)
+    taught = config.training.distillation_weight > 0.0
     pairs = [
         teacher_pairs(gem, day, num_rows=values.pair_rows, ads_per_row=values.ads_per_row, seed=home.seed + number)
-        for number, day in enumerate(data)
+        for number, day in enumerate(data if taught else ())
     ]
     model, report = train_retrieval(
         config, home.feature_schema(), data, pairs=pairs, seed=home.seed, progress=_progress(MODEL)
@@ -73,7 +76,8 @@ def train_control(home: Home, as_of: str) -> tuple[RetrievalModel, TrainingRepor
     """The same scorer on the same rows and pairs, without any loss of the index."""
     stored = load_file(home.artifact(MODEL, as_of).file(PAIRS_FILE))
     days = training_days(home, as_of)
-    pairs = [TeacherPairs(stored[f"{n}.row"], stored[f"{n}.ad_code"], stored[f"{n}.logit"]) for n in range(len(days))]
+    known = range(len(days)) if stored else ()
+    pairs = [TeacherPairs(stored[f"{n}.row"], stored[f"{n}.ad_code"], stored[f"{n}.logit"]) for n in known]
     return train_retrieval(
         recipe(home).preset.retrieval, home.feature_schema(), list(frame_days(home, days)), pairs=pairs,
         seed=home.seed, with_index=False, progress=_progress("control without an index"),

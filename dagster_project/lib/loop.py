@@ -92,9 +92,9 @@ def _last_items(facts: SourceFacts) -> list[Row]:
     if not facts.positives_only:
         return []
     held_out, shuffled, day = "index/held_out_audit", "index/order_control", facts.days[-1]
-    found = ("recall_of_clicks.exact.estimate", "recall_of_clicks.index.estimate", "requests")
+    found = ("positives.exact", "positives.index", "positives.requests")
     return [
-        Row("last items, Recall@10 exact / by the index", held_out, day, found, PAIR + " of {:,} requests"),
+        Row("last positives, Recall@10 exact / by the index", held_out, day, found, PAIR + " of {:,} requests"),
         Row("  with the order inside a day shuffled", shuffled, day, ("exact", "index"), PAIR),
     ]
 

@@ -12,7 +12,7 @@ import torch
 
 from bentos.build import BuiltBento, build_bento
 from bentos.probe import probe, report_dict
-from bentos.retrieval.runtime import Answer, Engine, Request
+from bentos.retrieval.runtime import EVENT, Answer, Engine, InlineUser, Request
 from dagster_project.lib.index_stages import AUDIT_K, audit_data
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
@@ -62,7 +62,8 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
     order = torch.randperm(data.num_rows, generator=torch.Generator().manual_seed(home.seed + 1))
     row_B = order[: recipe(home).audit_requests].numpy()
     truth_BN = oracle_matrix(home, data, row_B)
-    requests = _requests(home, as_of, data, row_B)
+    logged = home.facts().positives_only
+    requests = _logged_requests(data, row_B) if logged else _requests(home, as_of, data, row_B)
     names = [candidate] if pointer is None or pointer.version == candidate else [candidate, pointer.version]
     values, rows, answered = {}, [], {}
     for name in names:
@@ -94,6 +95,24 @@ def _requests(home: Home, as_of: str, data: FrameData, row_B: np.ndarray[Any, An
     users = OnlineReader(home.path, data.schema).read(user_ids, end_us)
     surfaces = [data.schema.surfaces[int(code)] for code in data.surface_R[rows]]
     return [Request(u, s, AUDIT_K, end_us) for u, s in zip(users, surfaces, strict=True)]
+
+
+def _logged_requests(data: FrameData, row_B: np.ndarray[Any, Any]) -> list[Request]:
+    """Requests as they came, before what the user then chose: without impressions nothing else can be found again."""
+    rows = torch.from_numpy(row_B)
+    user, time_us_B = data.user_batch(rows), data.time_us_R[rows].tolist()
+    bound = user.history.start_B1.tolist()
+    requests = []
+    for row, time_us in enumerate(time_us_B):
+        events = slice(bound[row], bound[row + 1])
+        history = np.zeros(bound[row + 1] - bound[row], EVENT)
+        history["item"], history["kind"] = user.history.item_E[events], user.history.kind_E[events]
+        history["surface"] = user.history.surface_E[events]
+        history["time"] = time_us // 1_000_000 - user.history.age_E[events].to(torch.int64)
+        features = InlineUser(user.categorical_BC[row].numpy(), user.dense_BD[row].numpy(), history)
+        surface = data.schema.surfaces[int(user.surface_B[row])]
+        requests.append(Request(features, surface, AUDIT_K, int(time_us)))
+    return requests
 
 
 def _values(

@@ -38,6 +38,7 @@ class GenericSource:
         if not path.exists():
             raise ValueError(f"data_dir: there is no mapping file {path}; docs/bring_your_data.md shows one")
         self.mapping: Mapping = read_mapping(path)
+        self._tables: dict[str, pa.Table] = {}
 
     @functools.cached_property
     def facts(self) -> SourceFacts:
@@ -148,10 +149,11 @@ class GenericSource:
             rows = rows.append_column(name, before)
         return _conform(table, rows)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a source lives as long as its process
     def _read(self, table: str) -> pa.Table:
-        """All rows of a mapped table in contract types, events sorted by time."""
-        return read_rows(self.mapping, self.mapping.tables[table])
+        """All rows of a mapped table in contract types, events sorted by time; files are read once."""
+        if table not in self._tables:
+            self._tables[table] = read_rows(self.mapping, self.mapping.tables[table])
+        return self._tables[table]
 
 
 def _floor(day: date, grain: str) -> str:

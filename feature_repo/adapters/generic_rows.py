@@ -31,10 +31,10 @@ def read_rows(mapping: Mapping, table: TableMapping) -> pa.Table:
         ValueError: a file can't be read, an expression names a column that isn't there, a needed value is null, or a
             time does not parse; names table, field, expression and counts.
     """
-    columns = _columns(mapping, table)
     with duckdb.connect(config={"threads": 2}) as connection:
         connection.execute(f"SET TimeZone = '{mapping.timezone}'")
         source = _source(connection, mapping, table)
+        columns = _columns(mapping, table, source.columns)
         rows = _select(connection, mapping, table, columns, source)
     _check_nulls(mapping, table, rows)
     made = {name: _convert(name, rows[name].combine_chunks()) for name in rows.column_names}
@@ -43,24 +43,31 @@ def read_rows(mapping: Mapping, table: TableMapping) -> pa.Table:
     return _finish(table.name, pa.table(made))
 
 
-def _columns(mapping: Mapping, table: TableMapping) -> dict[str, str]:
+def _sql(expression: str, have: Sequence[str]) -> str:
+    """A mapped value as SQL: the name of a column is quoted, as it may be a keyword (`order`, `when`)."""
+    return '"' + expression.replace('"', '""') + '"' if expression in have else expression
+
+
+def _columns(mapping: Mapping, table: TableMapping, have: Sequence[str]) -> dict[str, str]:
     """Output column -> SQL: fields as mapped, list fields as `<field>.<name>`, labels as `label_<name>`."""
     columns: dict[str, str] = {}
     for name in table.fields:
         if name in LISTS:
-            columns |= {f"{name}.{part}": expression for part, expression in table.many(name).items()}
+            columns |= {f"{name}.{part}": _sql(expression, have) for part, expression in table.many(name).items()}
         else:
-            columns[name] = table.one(name)
+            columns[name] = _sql(table.one(name), have)
     if table.has("timestamp"):
-        columns["timestamp"] = _time(mapping, table)
+        columns["timestamp"] = _time(mapping, table, _sql(table.one("timestamp"), have))
     if table.name == "impressions":
-        columns |= {f"label_{name}": f"coalesce(({e})::BOOLEAN, false)" for name, e in mapping.labels.items()}
+        columns |= {
+            f"label_{name}": f"coalesce(({_sql(e, have)})::BOOLEAN, false)" for name, e in mapping.labels.items()
+        }
     return columns
 
 
-def _time(mapping: Mapping, table: TableMapping) -> str:
+def _time(mapping: Mapping, table: TableMapping, value: str) -> str:
     """SQL of a time: an epoch in a unit, ISO text or a typed column (local unless it says otherwise), or strptime."""
-    value, form = table.one("timestamp"), table.time_format
+    form = table.time_format
     if form in EPOCHS:
         return f"make_timestamptz((({value}) * {EPOCHS[form]})::BIGINT)"
     if form == "iso":

@@ -16,6 +16,8 @@ class RetrievalTraining:
 
     batch_size: int = 512
     epochs: int = 1
+    min_steps: int = 0
+    """Small logs are gone through more often, until this many steps are taken."""
     learning_rate: float = 8e-3
     table_learning_rate: float = 0.1
     dense_decay: float = 1e-5
@@ -48,10 +50,10 @@ class RetrievalTraining:
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
     alignment_weight: float = 0.1
+    level_rows: int = 0
+    """Clicked rows of a step that the levels learn from; 0 takes all, which positives-only steps have many of."""
     beam_weight: float = 0.5
     """Weight of the listwise loss on the nodes of the best ads among those a beam would see."""
-    node_rows: int = 512
-    """Clicked rows a step that the losses of the levels look at; the scorer's softmax looks at all."""
     beam_rows: int = 32
     beam_every: int = 4
     beam_width: int = 8

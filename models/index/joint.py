@@ -29,7 +29,6 @@ from models.index.losses import (
     distillation_loss,
     engagement_loss,
     ensemble_loss,
-    first_clicked,
     forward,
     node_softmax,
     pseudo_ad_losses,
@@ -102,7 +101,7 @@ def train_retrieval(
         raise ValueError(f"pairs: {len(pairs)} entries for {len(days)} days")
     trainer = _Trainer(config, schema, days, seed, with_index, initial)
     started = time.perf_counter()
-    for _ in range(config.training.epochs):
+    for _ in range(trainer.epochs):
         for number, day in enumerate(days):
             trainer.day(day, pairs[number] if pairs else None, progress)
     if with_index and trainer.index is None:
@@ -148,7 +147,8 @@ class _Trainer:
         self.optimizer = TableOptimizer(self.model, rates, TABLES)
         batch_size = self.training.batch_size
         per_epoch = sum(-(-len(self._rows(day)) // batch_size) for day in days)
-        self.num_steps = per_epoch * self.training.epochs
+        self.epochs = max(self.training.epochs, -(-self.training.min_steps // max(1, per_epoch)))
+        self.num_steps = per_epoch * self.epochs
         self.with_index = with_index
         self.warm = initial is not None
         self.queue = BalanceQueue(config.level_sizes, self.training.queue_length)
@@ -291,24 +291,23 @@ class _Trainer:
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
         alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
         quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
-        whole = step
-        step, logit_YU = first_clicked(step, training.node_rows), logit_YU[: training.node_rows]
-        nodes = score_nodes(model, index, step.clicked, training.beam_width)
+        asked = step.first(training.level_rows)
+        nodes = score_nodes(model, index, asked.clicked, training.beam_width)
         scale = training.index_weight * warm
         chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
         uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
         losses = {
-            "level_softmax": node_softmax(index, step, nodes, self.log_shown_N) * scale * training.softmax_weight,
-            "ensemble": ensemble_loss(model, index, step, logit_YU, nodes),
+            "level_softmax": node_softmax(index, asked, nodes, self.log_shown_N) * scale * training.softmax_weight,
+            "ensemble": ensemble_loss(model, index, asked, logit_YU[: len(asked.row_Y)], nodes),
             "reconstruction": uniform.reconstruction * training.reconstruction_weight,
             "balance": self.queue.loss(uniform) * training.balance_weight * warm,
         }
         if training.impression_weight > 0.0:
-            impressions, gap = pseudo_ad_losses(model, whole, index, quantised)
+            impressions, gap = pseudo_ad_losses(model, step, index, quantised)
             losses["level_impressions"] = impressions * scale * training.impression_weight
             losses["alignment"] = gap * scale * training.alignment_weight
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
-            beam = beam_loss(model, index, step.clicked, nodes, training, self.step // training.beam_every)
+            beam = beam_loss(model, index, asked.clicked, nodes, training, self.step // training.beam_every)
             losses["beam"] = beam * training.beam_weight * warm
         return losses
 

@@ -54,6 +54,12 @@ class Forward:
     vector_UQd: Tensor
     own_feature_FB1: Tensor
 
+    def first(self, limit: int) -> Forward:
+        """The same batch with at most `limit` clicked rows (0: all of them)."""
+        if not 0 < limit < len(self.row_Y):
+            return self
+        return replace(self, row_Y=self.row_Y[:limit], clicked=self.clicked.rows(torch.arange(limit)))
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -101,7 +107,7 @@ def forward(
         trunk_BT=trunk_BT,
         level_trunk_BT=level_trunk_BT,
         interest=interest,
-        clicked=UserState(tuple(states), interest.rows(row_Y)),
+        clicked=UserState(tuple(states), interest if len(row_Y) == len(label_B) else interest.rows(row_Y)),
         row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,
@@ -109,14 +115,6 @@ def forward(
         vector_UQd=model.ad_vectors(ads, code_U),
         own_feature_FB1=own_FB1,
     )
-
-
-def first_clicked(step: Forward, limit: int) -> Forward:
-    """The same batch with at most `limit` of its clicked rows; batches are shuffled, so these are any rows."""
-    if len(step.row_Y) <= limit:
-        return step
-    rows = torch.arange(limit, device=step.row_Y.device)
-    return replace(step, clicked=step.clicked.rows(rows), row_Y=step.row_Y[:limit])
 
 
 def impression_loss(logit_B: Tensor, batch: Batch) -> Tensor:
@@ -135,7 +133,9 @@ def click_softmax(logit_YX: Tensor, log_weight_X: Tensor, target_Y: Tensor) -> T
     return functional.cross_entropy(logit_YX + log_weight_X, target_Y)
 
 
-def scorer_losses(model: RetrievalModel, step: Forward, impression_weight: float) -> tuple[dict[str, Tensor], Tensor]:
+def scorer_losses(
+    model: RetrievalModel, step: Forward, impression_weight: float = 1.0
+) -> tuple[dict[str, Tensor], Tensor]:
     """Log-loss (unless its weight is 0) and softmax of the ad scorer, and its logits [Y, U] of the clicked rows."""
     over = model.level(model.config.num_levels)
     losses: dict[str, Tensor] = {}

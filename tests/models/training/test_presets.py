@@ -46,5 +46,17 @@ def test_sources_override_by_name() -> None:
     assert for_source(laptop(), "simulator") == laptop()
     assert for_source(laptop(), "kuairand").gem_training != laptop().gem_training
     assert open_preset("laptop", "kuairand") == for_source(laptop(), "kuairand")
+
+
+def test_logs_without_impressions_have_values_of_their_own() -> None:
+    values = open_preset("laptop", "anything", positives_only=True).retrieval
+    assert values.training.impression_weight == 0.0
+    assert values.training.sampled_ads > 0
+    assert values.covisit_neighbours > 0
+    assert values.ages_by_order
+    assert open_preset("laptop", "anything") == laptop()
+
+
+def test_unknown_presets_are_named() -> None:
     with pytest.raises(ValueError, match="preset: 'huge' is unknown; known presets: tiny, laptop"):
         open_preset("huge")
