@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from feature_repo.days import MICROSECONDS, day_bounds_us
-from feature_repo.export import export_online, link
+from feature_repo.export import export_online, place
 from feature_repo.feature_schema import schema_for
 from feature_repo.lake import Lake
 from feature_repo.tables import SourceFacts
@@ -66,8 +66,8 @@ from pathlib import Path
 from feature_repo.definitions import definitions
 from feature_repo.tables import read_facts
 
-HOME = Path(__file__).resolve().parent.parent
-globals().update({f"object_{i}": o for i, o in enumerate(definitions(HOME, read_facts(HOME / "lake")))})
+FOLDER = Path(__file__).resolve().parent
+globals().update({f"object_{i}": o for i, o in enumerate(definitions(FOLDER.parent, read_facts(FOLDER)))})
 '''
 
 
@@ -123,6 +123,7 @@ def apply(home: Path, facts: SourceFacts) -> None:
     with _locked(folder / "apply.lock"):
         (folder / "feature_store.yaml").write_text(_YAML)
         (folder / "definitions.py").write_text(_DEFINITIONS)
+        facts.write(folder)
         from feature_repo.definitions import definitions
 
         for view in TTL_DAYS:
@@ -156,7 +157,7 @@ def materialize(home: Path, lake: Lake, facts: SourceFacts, day: str) -> Materia
     _, cut_us = day_bounds_us(facts, day)
     for earlier in facts.days[: facts.days.index(day) + 1]:
         for view in ("user_features", "ad_features"):
-            link(lake.path(view, earlier), offline_folder(home, view) / f"{earlier}.parquet")
+            place(lake, view, earlier, offline_folder(home, view) / f"{earlier}.parquet")
     num_users = lake.partition("user_features", day).num_rows
     state = online_state(home)
     if state is not None and state.published_at_us > cut_us:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,9 +85,11 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
         return schema_for(self.facts())
 
     def settings_digest(self, group: str) -> str:
-        """Hash of the settings that assets of a group depend on; only ingest reads the raw files' folder."""
+        """Hash of the settings that assets of a group depend on; only ingest reads the raw files and their folder."""
         values = {"source": self.source, "preset": self.preset, "seed": self.seed}
-        return digest({**values, "data_dir": self.data_dir} if group == "ingest" else values)
+        if group != "ingest":
+            return digest(values)
+        return digest({**values, "data_dir": self.data_dir, "files": _stamps(self.data_dir)})
 
     def remember(self, name: str, partition: str, artifact: Artifact) -> None:
         """Note which artefact the partition of an asset stands for; replaces what was noted before."""
@@ -115,3 +118,12 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _reference(self, name: str, partition: str) -> Path:
         return self.path / "artifacts" / "by_partition" / name / f"{partition.replace('|', '@')}.json"
+
+
+@lru_cache(maxsize=1)
+def _stamps(folder: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every raw file, as this process first saw them."""
+    if not folder:
+        return []
+    found = [(path, path.stat()) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    return [(str(path.relative_to(folder)), stat.st_size, stat.st_mtime_ns) for path, stat in found]
