@@ -18,6 +18,7 @@ from rich.table import Table
 from dagster_project.lib.errors import StageFailedError
 from dagster_project.lib.settings import Settings, read_settings
 from models.artifact import write_json_atomically
+from models.staging import sweep
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, style="red")
@@ -29,6 +30,7 @@ def main() -> int:
     try:
         settings = read_settings()
         with _only_one(settings.home):
+            sweep(settings.home)
             return _run(settings, start, started)
     except StageFailedError as error:
         errors.print(str(error), markup=False)

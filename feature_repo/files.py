@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import fsspec
 
 STAGING = ".staging-"
-"""Prefix of folders that are being filled; `<prefix><process id>-<unique>`."""
+"""Prefix of folders that are being filled, `<prefix><process id>-<unique>`, as `models.staging` sweeps them."""
 
 
 class Folder(Protocol):
@@ -63,10 +63,6 @@ class Folder(Protocol):
 
     def fetch(self, name: str, target: Path) -> None:
         """Make `target` the same file: a hard link where that is possible, else a copy."""
-        ...
-
-    def sweep(self) -> int:
-        """Remove what killed processes left half-done; the number of folders removed."""
         ...
 
 
@@ -150,23 +146,6 @@ class LocalFolder:
         except OSError:
             shutil.copyfile(self.root / name, target)
 
-    def sweep(self) -> int:
-        """Remove the staging folders of processes that are gone."""
-        left = [p for p in self.root.glob(f"{STAGING}*") if not _alive(int(p.name.removeprefix(STAGING).split("-")[0]))]
-        for folder in left:
-            shutil.rmtree(folder, ignore_errors=True)
-        return len(left)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
 
 class RemoteFolder:
     """A prefix of an object store. Credentials and endpoint come from the store's usual environment variables."""
@@ -248,10 +227,6 @@ class RemoteFolder:
     def fetch(self, name: str, target: Path) -> None:
         """Download."""
         self.filesystem.get_file(self._path(name), str(target))
-
-    def sweep(self) -> int:
-        """Nothing: staging folders are local and temporary, uploads that nothing names are removed with the next."""
-        return 0
 
 
 @functools.cache

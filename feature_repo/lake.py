@@ -156,7 +156,7 @@ class Batch:
         if not paths:
             raise ValueError(f"{table}/{key}: no *.parquet file was written")
         rows = {p.name: pq.read_metadata(p).num_rows for p in paths}
-        partition = Partition(table, key, _content_hash(paths), rows, dict(facts or {}))
+        partition = Partition(table, key, content_hash(paths), rows, dict(facts or {}))
         self._staged[table, key] = (partition, folder, replaces)
 
     def has(self, table: str, key: str) -> bool:
@@ -186,7 +186,8 @@ class Batch:
                     files.remove(f"{home}/{stale}")
 
 
-def _content_hash(paths: Sequence[Path]) -> str:
+def content_hash(paths: Sequence[Path]) -> str:
+    """Version of a partition: the first 16 hex digits of the SHA-256 of its files' names and bytes."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode())

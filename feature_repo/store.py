@@ -130,8 +130,23 @@ def apply(home: Path, facts: SourceFacts) -> None:
             offline_folder(home, view).mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(folder / "online.db")) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
+        _drop_broken_registry(folder / "registry.db")
         with _quiet():
             open_store(home).apply(definitions(Path(home), facts))
+
+
+def _drop_broken_registry(path: Path) -> None:
+    """Feast writes its registry in place: a process killed at it leaves none or half. `apply` makes it anew."""
+    from feast.protos.feast.core.Registry_pb2 import Registry
+    from google.protobuf.message import DecodeError
+
+    try:
+        whole = not path.exists() or bool(Registry.FromString(path.read_bytes()).projects)
+    except DecodeError:
+        whole = False
+    if not whole:
+        logger.warning("%s is not a registry; writing it anew", path)
+        path.unlink()
 
 
 def open_store(home: Path) -> FeatureStore:

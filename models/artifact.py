@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from models.schema import FeatureSchema, first_difference
+from models.staging import staging, write_atomically
 
 MANIFEST = "manifest.json"
 
@@ -85,9 +85,7 @@ class ArtifactStore:
         """
         folder = self.root / kind
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".tmp-{uuid.uuid4().hex}"
-        temporary.mkdir()
-        try:
+        with staging(self.root) as temporary:
             draft = Draft(path=temporary)
             yield draft
             files = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
@@ -104,8 +102,6 @@ class ArtifactStore:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(temporary, final)
             draft.result = Artifact(final, read_manifest(final))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def open(self, kind: str, version: str, *, schema: FeatureSchema | None = None) -> Artifact:
         """Open and verify an artefact: manifest present, checksums right, schema equal where one is given.
@@ -154,13 +150,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def write_json_atomically(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON under a temporary name, sync it, and rename it over `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("w") as f:
-        json.dump(value, f, indent=1, sort_keys=True)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def _sha256(path: Path) -> str:

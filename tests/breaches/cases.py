@@ -179,7 +179,9 @@ CASES = [
         "a surface of the contract is unknown", "impressions", _changed("impressions", {"surface": "reels"}),
         "surface", 1, "surfaces are feed, search",
     ),
-    _folder("a label is unknown", "outcomes", _changed("outcomes", {"label": "install"}), "label", 1, "labels are click"),
+    _folder(
+        "a label is unknown", "outcomes", _changed("outcomes", {"label": "install"}), "label", 1, "labels are click"
+    ),
     _folder(
         "an outcome is known before it happens", "outcomes", _changed("outcomes", {"known_at": at(9)}),
         "event_time, known_at", 1, "nothing is known before it happens",
