@@ -29,7 +29,7 @@ def main() -> int:
     start, started = time.perf_counter(), time.time()
     try:
         settings = read_settings()
-        with _only_one(settings.home):
+        with only_one(settings.home):
             sweep(settings.home)
             return _run(settings, start, started)
     except StageFailedError as error:
@@ -72,7 +72,8 @@ def _run(settings: Settings, start: float, started: float) -> int:
 
 
 @contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def only_one(home: Path) -> Iterator[None]:
+    """Hold the lock of a home; raises ValueError when another process does."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "run.lock").open("w") as lock:
         try:

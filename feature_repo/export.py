@@ -19,8 +19,8 @@ from feature_repo.tables import TIME, SourceFacts
 from feature_repo.training_tables import load_history, load_tables
 
 
-def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us: int) -> int:
-    """Write the vectors and packed histories of a cut below `folder`, one sub-folder a view.
+def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us: int, vector: str) -> int:
+    """Write the vectors (view `vector`) and packed histories of a cut below `folder`, one sub-folder a view.
 
     Only the newest files are kept: training reads the tables and the event log.
 
@@ -41,7 +41,7 @@ def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us
     packed_U = pack_histories(load_history(lake, days, len(tables.user_id_U)), facts.history_length)
     # Users without events get an empty history: an earlier cut may have left one online.
     histories = pa.table({"user_id": user_id, "history": packed_U})
-    for view, rows in (("user_vector", vectors), ("user_history", histories)):
+    for view, rows in ((vector, vectors), ("user_history", histories)):
         _write_newest(folder / view, day, rows, cut_us)
     return int(pa.compute.sum(pa.compute.greater(pa.compute.binary_length(packed_U), 0)).as_py())
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from feature_repo.adapters.base import Source
 from feature_repo.contract import EXAMPLES, check, check_oracle, fetch_rows
+from feature_repo.erasure import Erased
 from feature_repo.lake import Batch, Lake, Partition
 from feature_repo.refusal import Breach, RefusedError
 from feature_repo.sql import connect, parquet
@@ -64,10 +65,11 @@ def ingest_days(
         if table not in known:
             raise ValueError(f"table: {table!r} is unknown; source {source.facts.name!r} has {', '.join(known)}")
     written: dict[tuple[str, str], Partition] = {}
+    erased = Erased(lake)
     with lake.together() as batch:
         for day in days:
             try:
-                written.update(_stage_day(batch, source, day, list(tables or known)))
+                written.update(_stage_day(batch, source, day, list(tables or known), erased))
             except RefusedError as error:
                 raise _with_table(error, source, tables or known) from None
         source.facts.write(lake.root)
@@ -94,11 +96,14 @@ def _with_table(error: RefusedError, source: Source, tables: Sequence[str]) -> R
     return RefusedError([replace(b, table=b.table or owner.get(b.file, "")) for b in error.breaches])
 
 
-def _stage_day(batch: Batch, source: Source, day: str, tables: list[str]) -> dict[tuple[str, str], Partition]:
+def _stage_day(
+    batch: Batch, source: Source, day: str, tables: list[str], erased: Erased
+) -> dict[tuple[str, str], Partition]:
     """Stage the wanted tables of a day; the source makes no table after the last one of them."""
     waiting, staged = set(tables), {}
     for table, rows in source.tables(day):
         if table in waiting:
+            rows = erased.drop(rows)
             try:
                 staged[table, day] = _stage(batch, source.facts, table, rows, day)
             except RefusedError as error:

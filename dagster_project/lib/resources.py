@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from feature_repo.adapters.base import Source
 
 
+PRUNED = "pruned"
+"""Key in a reference whose artefact retention removed."""
+
+
 class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Lake, feature store, artefacts, releases, logs and reports below one folder, and the settings of its world."""
 
@@ -100,6 +104,10 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Whether the partition of an asset stands for an artefact."""
         return self._reference(name, partition).exists()
 
+    def mark_pruned(self, path: Path) -> None:
+        """Note in a reference that retention removed its artefact."""
+        write_json_atomically(path, {**json.loads(path.read_text()), PRUNED: True})
+
     def forget(self, name: str, partition: str) -> None:
         """The partition of an asset stands for no artefact: it had nothing to make one from."""
         self._reference(name, partition).unlink(missing_ok=True)
@@ -114,6 +122,11 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not path.exists():
             raise ValueError(f"{name}[{partition}] was not made yet: {path} does not exist")
         value = json.loads(path.read_text())
+        if PRUNED in value:
+            raise ValueError(
+                f"{name}[{partition}]: its artefact {value['kind']}/{value['version']} was removed by retention; "
+                "materialise that partition again (`make ui`), or keep more days"
+            )
         return self.artifacts.open(value["kind"], value["version"], schema=self.feature_schema())
 
     def _reference(self, name: str, partition: str) -> Path:

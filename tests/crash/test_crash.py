@@ -27,10 +27,10 @@ KILLS = 50
 
 
 def plans(seed: int) -> Iterator[dict[str, Any]]:
-    """Fifty kills in the order of the loop: ingest, features and training, transfer, release with its Bento, reports."""
+    """Fifty kills in the order of the loop: ingest, features, training, transfer, release with its Bento, reports."""
     draw = random.Random(seed)
     parts = [
-        ("start", 2, 7), ("ingest", 5, 770), ("daily", 22, 110), ("transfer", 2, 6), ("verticals", 2, 15),
+        ("start", 2, 5), ("ingest", 5, 500), ("daily", 22, 110), ("transfer", 2, 6), ("verticals", 2, 15),
         ("release", 4, 20), ("build", 2, 0), ("serve", 2, 0), ("release", 5, 20), ("held_out", 1, 3),
         ("monitoring", 3, 20),
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def undisturbed(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(folder: Path) -> Path:
-    """A home after fifty kills and one last run."""
+    """A home after fifty kills in a row and one last run."""
     home, log = folder / "killed", folder / "killed.log"
     for number, plan in enumerate(plans(int(os.environ.get("MIRACH_CRASH_SEED", "0")))):
         done = run(home, log, plan)
