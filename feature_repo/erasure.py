@@ -14,6 +14,7 @@ import secrets
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +55,7 @@ class Erased:
     def __init__(self, lake: Lake) -> None:
         self._files = open_folder(lake.root)
         stored = self._files.read(ERASED_FILE)
-        values = json.loads(stored) if stored else {"salt": secrets.token_hex(16), "users": []}
+        values: dict[str, Any] = json.loads(stored) if stored else {"salt": secrets.token_hex(16), "users": []}
         self._salt: str = values["salt"]
         self._users: set[str] = set(values["users"])
         self._requests: list[NDArray[np.int64]] = []

@@ -126,7 +126,7 @@ class SourceFacts:
             ValueError: the lake already belongs to another source.
         """
         files = open_folder(lake_root)
-        if files.read(SOURCE_FILE) is not None:
+        if has_facts(lake_root):
             stored = read_facts(lake_root)
             if stored != self:
                 raise ValueError(
@@ -135,6 +135,11 @@ class SourceFacts:
                 )
             return
         files.write(SOURCE_FILE, json.dumps(asdict(self), indent=1).encode(), None)
+
+
+def has_facts(lake_root: Path | str) -> bool:
+    """Whether something was ingested into a lake."""
+    return open_folder(lake_root).read(SOURCE_FILE) is not None
 
 
 def read_facts(lake_root: Path | str) -> SourceFacts:

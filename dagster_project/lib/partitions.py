@@ -12,7 +12,7 @@ from datetime import date, timedelta
 import dagster as dg
 
 from dagster_project.lib.settings import Settings, read_settings
-from feature_repo.tables import SourceFacts, read_facts
+from feature_repo.tables import SourceFacts, has_facts, read_facts
 
 
 def known_facts(settings: Settings) -> SourceFacts:
@@ -21,7 +21,7 @@ def known_facts(settings: Settings) -> SourceFacts:
     Raises:
         ValueError: the source is unknown, or its raw files are not where `DATA_DIR` says.
     """
-    if (settings.lake / "source.json").exists():
+    if has_facts(settings.lake):
         return read_facts(settings.lake)
     from feature_repo.adapters.registry import open_source
 

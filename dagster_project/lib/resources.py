@@ -11,6 +11,7 @@ import dagster as dg
 
 from dagster_project.lib.settings import Settings
 from dagster_project.lib.staleness import digest
+from feature_repo.files import RemoteFolder
 from feature_repo.lake import Lake
 from feature_repo.tables import SourceFacts
 from models.artifact import Artifact, ArtifactStore, write_json_atomically
@@ -32,6 +33,8 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
     preset: str
     seed: int
     data_dir: str = ""
+    lake_url: str = ""
+    artifacts_url: str = ""
 
     @classmethod
     def of(cls, settings: Settings) -> Home:
@@ -42,6 +45,8 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
             preset=settings.preset,
             seed=settings.seed,
             data_dir=str(settings.data_dir or ""),
+            lake_url=settings.lake_url or "",
+            artifacts_url=settings.artifacts_url or "",
         )
 
     @property
@@ -51,13 +56,14 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def lake(self) -> Lake:
-        """Parquet partitions below `<home>/lake`."""
-        return Lake(self.path / "lake")
+        """Parquet partitions below `<home>/lake`, or where the settings say."""
+        return Lake(self.lake_url or self.path / "lake")
 
     @property
     def artifacts(self) -> ArtifactStore:
-        """Artefacts below `<home>/artifacts`."""
-        return ArtifactStore(self.path / "artifacts")
+        """Artefacts below `<home>/artifacts`, with a copy in an object store where the settings name one."""
+        remote = RemoteFolder(self.artifacts_url) if self.artifacts_url else None
+        return ArtifactStore(self.path / "artifacts", remote)
 
     @property
     def releases(self) -> Path:
@@ -80,7 +86,7 @@ class Home(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Facts of the source, as the first ingest stored them."""
         from feature_repo.tables import read_facts
 
-        return read_facts(self.path / "lake")
+        return read_facts(self.lake.root)
 
     def feature_schema(self) -> FeatureSchema:
         """The feature schema of this home."""
