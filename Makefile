@@ -54,6 +54,9 @@ serve: $(STAMP)
 monitor: $(STAMP)
 	@$(ENVIRONMENT) $(BIN)/evidently ui --workspace "$(abspath $(MIRACH_HOME))/reports/workspace" --host 127.0.0.1 --port 8001
 
+screens: $(STAMP)
+	@$(ENVIRONMENT) $(BIN)/python -m tests.screens --home "$(abspath $(MIRACH_HOME))" --to docs/images
+
 test: $(STAMP)
 	$(ENVIRONMENT) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2
 

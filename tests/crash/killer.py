@@ -64,10 +64,11 @@ class Counts:
         due = self.job == self.plan.job and self.steps[self.job] == self.plan.step
         if due and not self.plan.after:
             self.die(f"before {what} {path.removeprefix(self.home)}")
-        result = call()
-        if due:
-            self.die(f"after {what} {path.removeprefix(self.home)}")
-        return result
+        try:
+            return call()
+        finally:
+            if due:
+                self.die(f"after {what} {path.removeprefix(self.home)}")
 
 
 COUNTS = Counts(
