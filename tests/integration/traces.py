@@ -25,7 +25,7 @@ def _in_file(path: Path, number: int) -> Iterator[str]:
         for name, tensor in load_file(path).items():
             if tensor.dtype == np.int64 and (tensor == number).any():
                 yield f"{path}: {name}"
-    elif path.suffix == ".db":
+    elif path.read_bytes()[:15] == b"SQLite format 3":
         yield from _in_database(path, number)
     else:
         content = path.read_bytes()
