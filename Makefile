@@ -21,7 +21,7 @@ ENVIRONMENT = DAGSTER_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1 BENTOML_DO_NOT_TRACK=Tr
 	BENTOML_HOME="$(abspath $(MIRACH_HOME))/bentoml"
 SETTINGS = DATA="$(DATA)" DATA_DIR="$(DATA_DIR)" PRESET="$(PRESET)" SEED="$(SEED)"
 
-.PHONY: setup run test slow lint format type ui serve monitor bench clean
+.PHONY: setup run erase retain screens test slow lint format type ui serve monitor bench clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,14 @@ $(STAMP): requirements.lock pyproject.toml
 run: $(STAMP)
 	@$(ENVIRONMENT) $(SETTINGS) $(BIN)/python -m dagster_project.run
 
+# The user leaves lake, online store, logs and artefacts; the next run makes again what depended on the rows.
+erase: $(STAMP)
+	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.erase --user "$(USER)"
+
+# Lists what would go; APPLY=1 removes it.
+retain: $(STAMP)
+	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.retain --days "$(DAYS)" $(if $(APPLY),--apply)
+
 ui: $(STAMP)
 	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.ui --port $(PORT)
 
@@ -45,6 +53,9 @@ serve: $(STAMP)
 
 monitor: $(STAMP)
 	@$(ENVIRONMENT) $(BIN)/evidently ui --workspace "$(abspath $(MIRACH_HOME))/reports/workspace" --host 127.0.0.1 --port 8001
+
+screens: $(STAMP)
+	@$(ENVIRONMENT) $(BIN)/python -m tests.screens --home "$(abspath $(MIRACH_HOME))" --to docs/images
 
 test: $(STAMP)
 	$(ENVIRONMENT) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2

@@ -14,16 +14,17 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from bentos.child import command
 from bentos.retrieval.release import ReleaseConfig, copy_release
 from models.artifact import ArtifactStore
 from models.release import read_pointer
+from models.staging import staging, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -113,12 +114,24 @@ def _bentofile(labels: dict[str, str]) -> str:
 
 
 def _run_build(home: Path, context: Path, version: str) -> None:
-    command = [sys.executable, "-m", "bentoml", "build", "-f", "bentofile.yaml", "--version", version, "."]
-    done = subprocess.run(
-        command, cwd=context, env=bentoml_environment(home), capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"bentoml build failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}")
+    """Build in a store of its own and move the finished Bento: BentoML copies into a store file by file, and a Bento
+    of which a killed build left half would be taken for a whole one.
+    """
+    store = Path(home).resolve() / "bentoml"
+    arguments = command("bentoml", "build", "-f", "bentofile.yaml", "--version", version, ".")
+    alive, ours = os.pipe()
+    with staging(store) as own, os.fdopen(alive), os.fdopen(ours, "w"):
+        done = subprocess.run(
+            arguments, cwd=context, env={**bentoml_environment(home), "BENTOML_HOME": str(own)}, stdin=alive,
+            capture_output=True, text=True, timeout=300, check=False, start_new_session=True,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"bentoml build failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}")
+        final = store / "bentos" / NAME / version
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(own / "bentos" / NAME / version, final)
+    write_atomically(final.parent / "latest", version.encode())
 
 
 def _tree_hash(folder: Path) -> str:

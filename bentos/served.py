@@ -10,7 +10,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bentos.build import bentoml_environment
+from bentos.child import command
 
 HOST = "127.0.0.1"
 
@@ -42,8 +42,7 @@ def serve(
     It gets a BentoML home of its own: a second server in one home deletes the metrics of the first.
     """
     port = free_port()
-    command = [sys.executable, "-m", "bentoml", "serve", str(bento_path(home, target))]
-    command += ["--host", HOST, "--port", str(port)]
+    arguments = command("bentoml", "serve", str(bento_path(home, target)), "--host", HOST, "--port", str(port))
     folder = Path(home).resolve() / "logs" / "service"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mirach-serve-") as own, (folder / f"serve-{port}.log").open("w") as output:
@@ -53,8 +52,9 @@ def serve(
         }  # fmt: skip
         variables.pop("PROMETHEUS_MULTIPROC_DIR", None)
         process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            arguments, cwd=folder, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
         served = ServedProcess(process, port, Path(output.name))
         try:
             served.wait_ready(ready_timeout_s)

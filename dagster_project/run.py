@@ -19,6 +19,7 @@ from dagster_project.lib.errors import StageFailedError
 from dagster_project.lib.progress import TERMINAL_EVERY_S, listening
 from dagster_project.lib.settings import Settings, read_settings
 from models.artifact import write_json_atomically
+from models.staging import sweep
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, style="red")
@@ -29,7 +30,8 @@ def main() -> int:
     start, started = time.perf_counter(), time.time()
     try:
         settings = read_settings()
-        with _only_one(settings.home):
+        with only_one(settings.home):
+            sweep(settings.home)
             return _run(settings, start, started)
     except StageFailedError as error:
         errors.print(str(error), markup=False, soft_wrap=True)
@@ -72,7 +74,8 @@ def _run(settings: Settings, start: float, started: float) -> int:
 
 
 @contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def only_one(home: Path) -> Iterator[None]:
+    """Hold the lock of a home; raises ValueError when another process does."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "run.lock").open("w") as lock:
         try:

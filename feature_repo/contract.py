@@ -8,14 +8,16 @@ and counted; repeats of a key with different content are refused.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from feature_repo.contract_rules import Predicate, not_null, oracle_predicates, predicates
+from feature_repo.refusal import Breach, RefusedError
 from feature_repo.tables import CONTRACT, ORACLE, SourceFacts
 
 logger = logging.getLogger(__name__)
@@ -35,16 +37,6 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Violation:
-    """A broken rule: how many rows break it, with examples."""
-
-    name: str
-    count: int
-    reason: str
-    examples: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class ContractReport:
     """Result of a check: the rows without exact repeats, what was dropped, and what is broken."""
 
@@ -52,22 +44,14 @@ class ContractReport:
     day: str
     rows: pa.Table
     num_dropped: int
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[Breach] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """Predicate -> number of broken rows (0 for the kept ones)."""
 
     def raise_if_broken(self) -> None:
-        """Raise ValueError that names table, day, rule, count, reason and example rows, if any rule is broken."""
+        """Raise RefusedError that names table, day, rule, column, count, reason and examples, if a rule is broken."""
         if self.violations:
-            raise ValueError(
-                "\n".join(refusal(self.table, self.day, v.name, v.count, v.examples, v.reason) for v in self.violations)
-            )
-
-
-def refusal(table: str, day: str, rule: str, count: int, examples: list[dict[str, Any]], reason: str) -> str:
-    """Text of a refusal: where, which rule, how many rows, why, and examples."""
-    shown = "; ".join(str(e) for e in examples)
-    return f"{table}/{day}: {rule}: {count} rows refused ({reason}); examples: {shown}"
+            raise RefusedError(self.violations)
 
 
 def check(table: str, rows: pa.Table, facts: SourceFacts, day: str) -> ContractReport:
@@ -100,8 +84,10 @@ def check_oracle(rows: pa.Table, facts: SourceFacts, day: str) -> ContractReport
 
 def _check(table: str, rows: pa.Table, schema: pa.Schema, rules: Sequence[Predicate], day: str) -> ContractReport:
     wrong = schema_violations(rows.schema, schema)
+    where = f"{table}/{day}"
     if wrong:
-        return ContractReport(table, day, rows, 0, wrong, {v.name: v.count for v in wrong})
+        wrong = [replace(breach, table=where, count=rows.num_rows) for breach in wrong]
+        return ContractReport(table, day, rows, 0, wrong, {breach.rule: breach.count for breach in wrong})
     every = [*not_null(schema), *rules]
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -109,31 +95,47 @@ def _check(table: str, rows: pa.Table, schema: pa.Schema, rules: Sequence[Predic
         rows, dropped = _drop_repeats(connection, table, rows)
         counts = _count(connection, KEYS[table], every)
         broken = [
-            Violation(rule.name, counts[rule.name], rule.reason, fetch_rows(connection, _broken_rows(rule)))
+            Breach(
+                rule.name, columns_of(rule, schema), counts[rule.name], rule.reason,
+                tuple(fetch_rows(connection, _broken_rows(rule))),
+            )
             for rule in every
             if counts[rule.name]
-        ]
+        ]  # fmt: skip
         if counts["key_unique"]:
             broken.append(_conflict(connection, KEYS[table], counts["key_unique"]))
         if table == "impressions":
             broken.extend(_split_requests(connection))
+    broken = [replace(breach, table=where) for breach in broken]
     return ContractReport(table, day, rows, dropped, broken, counts)
 
 
-def schema_violations(found: pa.Schema, wanted: pa.Schema) -> list[Violation]:
+def columns_of(rule: Predicate, schema: pa.Schema) -> str:
+    """The columns that a rule speaks of, joined by commas."""
+    words = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", rule.sql)))
+    return ", ".join(name for name in schema.names if name in words)
+
+
+def schema_violations(found: pa.Schema, wanted: pa.Schema) -> list[Breach]:
     """Differences of an Arrow schema from the contract's: missing, unknown, wrongly typed or misplaced columns."""
     broken = []
     for name in wanted.names:
+        expected = wanted.field(name).type
         if name not in found.names:
-            broken.append(Violation(f"column {name}", 1, f"column is missing; expected {wanted.field(name).type}", []))
-        elif found.field(name).type != wanted.field(name).type:
-            kinds = f"type is {found.field(name).type}, expected {wanted.field(name).type}"
-            broken.append(Violation(f"column {name}", 1, kinds, []))
+            broken.append(Breach("column_missing", name, 0, f"column is missing; expected {expected}"))
+        elif found.field(name).type != expected:
+            broken.append(Breach("column_type", name, 0, _wrong_type(found.field(name).type, expected)))
     extra = [name for name in found.names if name not in wanted.names]
-    broken.extend(Violation(f"column {name}", 1, "column is not in the contract", []) for name in extra)
+    broken.extend(Breach("column_unknown", name, 0, "column is not in the contract") for name in extra)
     if not broken and found.names != wanted.names:
-        broken.append(Violation("column order", 1, f"columns are {found.names}, expected {wanted.names}", []))
+        broken.append(Breach("column_order", "*", 0, f"columns are {found.names}, expected {wanted.names}"))
     return broken
+
+
+def _wrong_type(found: pa.DataType, expected: pa.DataType) -> str:
+    text = f"type is {found}, expected {expected}"
+    naive = pa.types.is_timestamp(found) and found.tz is None and pa.types.is_timestamp(expected)
+    return f"{text}: times need a time zone" if naive else text
 
 
 def _drop_repeats(connection: Any, table: str, rows: pa.Table) -> tuple[pa.Table, int]:
@@ -171,14 +173,14 @@ def fetch_rows(connection: Any, query: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _conflict(connection: Any, key: tuple[str, ...], count: int) -> Violation:
+def _conflict(connection: Any, key: tuple[str, ...], count: int) -> Breach:
     columns = ", ".join(key)
     query = f"SELECT * FROM rows QUALIFY count(*) OVER (PARTITION BY {columns}) > 1 ORDER BY {columns} LIMIT {EXAMPLES}"
     reason = f"repeats of the key ({columns}) differ in their content"
-    return Violation("key_unique", count, reason, fetch_rows(connection, query))
+    return Breach("key_unique", columns, count, reason, tuple(fetch_rows(connection, query)))
 
 
-def _split_requests(connection: Any) -> list[Violation]:
+def _split_requests(connection: Any) -> list[Breach]:
     """Requests whose impressions disagree about the user, the surface or the time."""
     request = "SELECT request_id FROM rows GROUP BY request_id HAVING count(DISTINCT (user_id, surface, timestamp)) > 1"
     where = f"request_id IN ({request})"
@@ -187,4 +189,4 @@ def _split_requests(connection: Any) -> list[Violation]:
         return []
     examples = fetch_rows(connection, f"SELECT * FROM rows WHERE {where} ORDER BY request_id LIMIT {EXAMPLES}")
     reason = "the impressions of a request share user, surface and time"
-    return [Violation("request_consistent", int(count), reason, examples)]
+    return [Breach("request_consistent", "user_id, surface, timestamp", int(count), reason, tuple(examples))]

@@ -1,8 +1,9 @@
 """Feast objects of a home: entities, views, the push source of the tail, and the feature services.
 
 Offline views are `user_features` and `ad_features`, the published cuts column by column. Online views are
-`user_vector`, the newest cut of a user as two lists (SQLite keeps a row a feature, so twenty named ones would cost ten
-times as much), `user_history`, the last events up to the cut, packed, and `user_tail`, the events since, pushed.
+`user_vector_<fingerprint>`, the newest cut of a user as two lists in the order of one schema (SQLite keeps a row a
+feature, so twenty named ones would cost ten times as much to read), `user_history`, the last events up to the cut,
+packed, and `user_tail`, the events since, pushed.
 Every view carries `event_timestamp_us`, because Feast's own event timestamps are cut to seconds. Services are named by
 the fingerprint of the feature schema, so a model can't read another's columns.
 Importing this module imports Feast, which takes seconds; `feature_repo.store` and `.online` do it when they must.
@@ -18,7 +19,13 @@ from feast import Entity, FeatureService, FeatureView, Field, FileSource, PushSo
 from feast.types import Array, Bool, Bytes, Float32, Int32, Int64
 
 from feature_repo.feature_schema import schema_for
-from feature_repo.store import TTL_DAYS, feature_service_name, offline_folder, training_service_name
+from feature_repo.store import (
+    TTL_DAYS,
+    feature_service_name,
+    offline_folder,
+    training_service_name,
+    vector_view,
+)
 from feature_repo.tables import SourceFacts
 from models.schema import FeatureSchema, Role
 
@@ -34,7 +41,7 @@ def definitions(home: Path, facts: SourceFacts) -> list[Any]:
     users = _view(home, "user_features", USER, "user_id", _columns(schema, "user"), online=False)
     ads = _view(home, "ad_features", AD, "ad_id", [*_columns(schema, "ad"), *_ad_extras(schema)], online=False)
     vector_fields = [Field(name="categorical", dtype=Array(Int64)), Field(name="dense", dtype=Array(Float32))]
-    vector = _view(home, "user_vector", USER, "user_id", vector_fields, online=True)
+    vector = _view(home, vector_view(schema), USER, "user_id", vector_fields, online=True)
     history = _view(home, "user_history", USER, "user_id", [Field(name="history", dtype=Bytes)], online=True)
     tail_fields = [Field(name="tail", dtype=Bytes), Field(name="tail_keys", dtype=Bytes)]
     push = PushSource(name="user_tail_push", batch_source=_source(home, "user_tail"), owner=OWNER)
@@ -89,7 +96,7 @@ def _view(
     return FeatureView(
         name=name,
         entities=[entity],
-        ttl=timedelta(days=TTL_DAYS[name]),
+        ttl=timedelta(days=TTL_DAYS["user_vector" if name.startswith("user_vector") else name]),
         schema=[Field(name=key, dtype=Int64), *fields, Field(name="event_timestamp_us", dtype=Int64)],
         source=source or _source(home, name),
         online=online,

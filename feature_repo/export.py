@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,8 @@ from feature_repo.tables import TIME, SourceFacts
 from feature_repo.training_tables import load_history, load_tables
 
 
-def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us: int) -> int:
-    """Write the vectors and packed histories of a cut below `folder`, one sub-folder a view.
+def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us: int, vector: str) -> int:
+    """Write the vectors (view `vector`) and packed histories of a cut below `folder`, one sub-folder a view.
 
     Only the newest files are kept: training reads the tables and the event log.
 
@@ -44,7 +41,7 @@ def export_online(folder: Path, lake: Lake, facts: SourceFacts, day: str, cut_us
     packed_U = pack_histories(load_history(lake, days, len(tables.user_id_U)), facts.history_length)
     # Users without events get an empty history: an earlier cut may have left one online.
     histories = pa.table({"user_id": user_id, "history": packed_U})
-    for view, rows in (("user_vector", vectors), ("user_history", histories)):
+    for view, rows in ((vector, vectors), ("user_history", histories)):
         _write_newest(folder / view, day, rows, cut_us)
     return int(pa.compute.sum(pa.compute.greater(pa.compute.binary_length(packed_U), 0)).as_py())
 
@@ -59,7 +56,7 @@ def _write_newest(folder: Path, day: str, rows: pa.Table, cut_us: int) -> None:
     for name, column in (("published_at", cut.cast(TIME)), ("created_at", cut.cast(TIME)), ("event_timestamp_us", cut)):
         rows = rows.append_column(name, column)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{uuid.uuid4().hex}"
+    temporary = folder / f".{day}.tmp"
     pq.write_table(rows, temporary, compression="zstd")
     os.replace(temporary, folder / f"{day}.parquet")
     for stale in folder.glob("*.parquet"):
@@ -67,16 +64,13 @@ def _write_newest(folder: Path, day: str, rows: pa.Table, cut_us: int) -> None:
             stale.unlink()
 
 
-def link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, a copy where the file system has no links; replaces it atomically."""
+def place(lake: Lake, table: str, day: str, target: Path) -> None:
+    """Make `target` the file of a partition: a hard link where that is possible, else a copy; replaced atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and os.path.samefile(source, target):
+    source = Path(lake.path(table, day))
+    if target.exists() and source.exists() and os.path.samefile(source, target):
         return
-    temporary = target.with_name(f".{uuid.uuid4().hex}")
-    try:
-        os.link(source, temporary)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, temporary)
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    lake.fetch(table, day, temporary)
     os.replace(temporary, target)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from feature_repo.days import DAY_SECONDS, MICROSECONDS
 from feature_repo.history_bytes import HISTORY_EVENT, unpack_history
-from feature_repo.store import TTL_DAYS, feast_folder, feature_service_name, online_state, open_store
+from feature_repo.store import TTL_DAYS, feast_folder, feature_service_name, online_state, open_store, vector_view
 from feature_repo.tail import PUSHED_EVENT, TAIL_KEY, join_history, merge_tail
 from models.schema import FeatureSchema
 
@@ -71,14 +71,15 @@ class _Values:
 class OnlineReader:
     """Reads users from the online store of a home, and pushes their events.
 
-    One reader serves many threads. It opens the registry once: a new schema needs a new reader.
+    One reader serves many threads. It opens the registry once: a new schema needs a new reader, and the reader of the
+    old one goes on.
 
     Args:
         home: with an applied Feast store.
         schema: of the release that will be served.
 
     Raises:
-        ValueError: the store has no feature service for this schema.
+        ValueError: the store has no feature service, or no features, for this schema.
     """
 
     def __init__(self, home: Path, schema: FeatureSchema) -> None:
@@ -91,11 +92,12 @@ class OnlineReader:
             raise ValueError(
                 f"schema: {feast_folder(self.home)} has no feature service {name}; it has {sorted(services) or 'none'}"
             )
-        state = online_state(self.home)
-        if state is not None and state.schema_fingerprint != schema.fingerprint:
+        newest = online_state(self.home)
+        if newest is not None and online_state(self.home, schema.fingerprint) is None:
             raise ValueError(
-                f"schema: the online store holds features of {state.schema_fingerprint}, not of {schema.fingerprint}"
+                f"schema: the online store holds features of {newest.schema_fingerprint}, not of {schema.fingerprint}"
             )
+        self._views = {vector_view(schema): "user_vector", "user_history": "user_history", "user_tail": "user_tail"}
         self._service = services[name]
         # Writes have a connection of their own: a writer that waits for SQLite would hold up reads on a shared one.
         self._writer = open_store(self.home)
@@ -109,7 +111,7 @@ class OnlineReader:
     @property
     def published_at_us(self) -> int:
         """The published cut that is online now, 0 before the first materialisation. Reads a small file."""
-        state = online_state(self.home)
+        state = online_state(self.home, self.schema.fingerprint)
         return state.published_at_us if state else 0
 
     def read(self, user_ids: Sequence[int], now_us: int) -> list[OnlineUser]:
@@ -197,8 +199,11 @@ class OnlineReader:
         ).proto
         names = answer.metadata.feature_names.val
         column = {name: answer.results[i].values for i, name in enumerate(names)}
-        views = only or tuple(_FEATURES)
-        return [{view: v for view in views if (v := _values(column, view, row))} for row in range(len(user_ids))]
+        views = {stored: view for stored, view in self._views.items() if not only or view in only}
+        return [
+            {view: v for stored, view in views.items() if (v := _values(column, stored, view, row))}
+            for row in range(len(user_ids))
+        ]
 
     def _tail(self, views: dict[str, _Values]) -> tuple[NDArray[Any], NDArray[Any], int]:
         stored = views.get("user_tail")
@@ -248,13 +253,14 @@ def _usable(view: str, at_us: int, now_us: int) -> bool:
     return 0 <= age_us <= TTL_DAYS[view] * DAY_SECONDS * MICROSECONDS
 
 
-def _values(column: dict[str, Any], view: str, row: int) -> _Values | None:
-    at = column[f"{view}__{_AT}"][row]
+def _values(column: dict[str, Any], stored: str, view: str, row: int) -> _Values | None:
+    """Values of a view, which is stored under a name of its own."""
+    at = column[f"{stored}__{_AT}"][row]
     if at.WhichOneof("val") != "int64_val":
         return None
     values: dict[str, Any] = {}
     for name in _FEATURES[view]:
-        value = column[f"{view}__{name}"][row]
+        value = column[f"{stored}__{name}"][row]
         match value.WhichOneof("val"):
             case "int64_list_val":
                 values[name] = np.asarray(value.int64_list_val.val, np.int64)

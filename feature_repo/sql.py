@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import duckdb
 import pyarrow as pa
 
+from feature_repo.files import open_filesystem
+
 TRANSFORMS = Path(__file__).parent / "transforms"
 
 Input: TypeAlias = "pa.Table | Sequence[str]"
@@ -68,9 +70,17 @@ def query(text: str, inputs: Mapping[str, Input], parameters: Mapping[str, Any] 
             if isinstance(rows, pa.Table):
                 connection.register(view, rows)
             else:
-                paths = ", ".join("'" + path.replace("'", "''") + "'" for path in rows)
-                connection.execute(f"CREATE TEMP VIEW {view} AS SELECT * FROM read_parquet([{paths}])")
+                connection.execute(f"CREATE TEMP VIEW {view} AS SELECT * FROM {parquet(connection, rows)}")
         result = connection.sql(text, params=dict(parameters)) if parameters else connection.sql(text)
         return result.to_arrow_table()
     finally:
         connection.close()
+
+
+def parquet(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> str:
+    """SQL of the rows of Parquet files, given by path or by URL; opens the object stores that URLs name."""
+    for protocol in {path.partition("://")[0] for path in paths if "://" in path}:
+        if not connection.filesystem_is_registered(protocol):
+            connection.register_filesystem(open_filesystem(protocol))
+    quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    return f"read_parquet([{quoted}])"

@@ -15,7 +15,6 @@ import logging
 import os
 import sqlite3
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from feature_repo.days import MICROSECONDS, day_bounds_us
-from feature_repo.export import export_online, link
+from feature_repo.export import export_online, place
 from feature_repo.feature_schema import schema_for
 from feature_repo.lake import Lake
 from feature_repo.tables import SourceFacts
@@ -40,7 +39,8 @@ logger = logging.getLogger(__name__)
 PROJECT = "mirach"
 
 TTL_DAYS = {"user_features": 7, "ad_features": 7, "user_vector": 7, "user_history": 30, "user_tail": 7}
-"""How long a value of each view may be used, in days. Feast applies it offline; the online reader applies it itself."""
+"""How long a value of each view may be used, in days; `user_vector` stands for the view of every schema.
+Feast applies it offline; the online reader applies it itself."""
 
 _YAML = f"""# Written by Mirach. Paths are relative to this folder.
 project: {PROJECT}
@@ -66,8 +66,8 @@ from pathlib import Path
 from feature_repo.definitions import definitions
 from feature_repo.tables import read_facts
 
-HOME = Path(__file__).resolve().parent.parent
-globals().update({f"object_{i}": o for i, o in enumerate(definitions(HOME, read_facts(HOME / "lake")))})
+FOLDER = Path(__file__).resolve().parent
+globals().update({f"object_{i}": o for i, o in enumerate(definitions(FOLDER.parent, read_facts(FOLDER)))})
 '''
 
 
@@ -102,6 +102,13 @@ def offline_folder(home: Path, view: str) -> Path:
     return feast_folder(home).resolve() / "offline" / view
 
 
+def vector_view(schema: FeatureSchema) -> str:
+    """Name of the view of users' vectors in the order of a schema: each schema has one, so that a release of an older
+    schema goes on reading its own while a new one is prepared.
+    """
+    return f"user_vector_{schema.fingerprint}"
+
+
 def feature_service_name(schema: FeatureSchema) -> str:
     """Name of the feature service that serving reads."""
     return f"retrieval_{schema.fingerprint}"
@@ -123,14 +130,30 @@ def apply(home: Path, facts: SourceFacts) -> None:
     with _locked(folder / "apply.lock"):
         (folder / "feature_store.yaml").write_text(_YAML)
         (folder / "definitions.py").write_text(_DEFINITIONS)
+        facts.write(folder)
         from feature_repo.definitions import definitions
 
-        for view in TTL_DAYS:
+        for view in (*(v for v in TTL_DAYS if v != "user_vector"), vector_view(schema_for(facts))):
             offline_folder(home, view).mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(folder / "online.db")) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
+        _drop_broken_registry(folder / "registry.db")
         with _quiet():
             open_store(home).apply(definitions(Path(home), facts))
+
+
+def _drop_broken_registry(path: Path) -> None:
+    """Feast writes its registry in place: a process killed at it leaves none or half. `apply` makes it anew."""
+    from feast.protos.feast.core.Registry_pb2 import Registry
+    from google.protobuf.message import DecodeError
+
+    try:
+        whole = not path.exists() or bool(Registry.FromString(path.read_bytes()).projects)
+    except DecodeError:
+        whole = False
+    if not whole:
+        logger.warning("%s is not a registry; writing it anew", path)
+        path.unlink()
 
 
 def open_store(home: Path) -> FeatureStore:
@@ -156,26 +179,31 @@ def materialize(home: Path, lake: Lake, facts: SourceFacts, day: str) -> Materia
     _, cut_us = day_bounds_us(facts, day)
     for earlier in facts.days[: facts.days.index(day) + 1]:
         for view in ("user_features", "ad_features"):
-            link(lake.path(view, earlier), offline_folder(home, view) / f"{earlier}.parquet")
+            place(lake, view, earlier, offline_folder(home, view) / f"{earlier}.parquet")
     num_users = lake.partition("user_features", day).num_rows
     state = online_state(home)
     if state is not None and state.published_at_us > cut_us:
         logger.warning("the online store holds the cut of %s; the older cut of %s stays offline", state.day, day)
         return Materialization(day, num_users, 0, False, time.monotonic() - started)
-    num_histories = export_online(feast_folder(home) / "offline", lake, facts, day, cut_us)
+    vector = vector_view(schema_for(facts))
+    num_histories = export_online(feast_folder(home) / "offline", lake, facts, day, cut_us, vector)
     store = open_store(home)
     cut = datetime.fromtimestamp(cut_us // MICROSECONDS, UTC)
     with _quiet():
-        store.materialize(cut - timedelta(seconds=1), cut, feature_views=["user_vector", "user_history"])
+        store.materialize(cut - timedelta(seconds=1), cut, feature_views=[vector, "user_history"])
     fingerprint = schema_for(facts).fingerprint
     _write_state(home, OnlineState(day, cut_us, fingerprint, num_users))
     return Materialization(day, num_users, num_histories, True, time.monotonic() - started)
 
 
-def online_state(home: Path) -> OnlineState | None:
-    """Which cut is online; None before the first materialisation."""
-    path = feast_folder(home) / "online.json"
+def online_state(home: Path, fingerprint: str | None = None) -> OnlineState | None:
+    """Which cut is online, the newest or that of a schema; None before the first materialisation."""
+    path = _state_path(home, fingerprint)
     return OnlineState(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _state_path(home: Path, fingerprint: str | None) -> Path:
+    return feast_folder(home) / ("online.json" if fingerprint is None else f"online-{fingerprint}.json")
 
 
 def historical_features(
@@ -223,10 +251,10 @@ def _arrow_type(field: Any) -> pa.DataType:
 
 
 def _write_state(home: Path, state: OnlineState) -> None:
-    path = feast_folder(home) / "online.json"
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    temporary.write_text(json.dumps(asdict(state)))
-    os.replace(temporary, path)
+    for path in (_state_path(home, state.schema_fingerprint), _state_path(home, None)):
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(asdict(state)))
+        os.replace(temporary, path)
 
 
 @contextlib.contextmanager

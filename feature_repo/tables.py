@@ -17,6 +17,9 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from feature_repo.files import open_folder
+
+SOURCE_FILE = "source.json"
 TIME = pa.timestamp("us", tz="UTC")
 
 
@@ -144,22 +147,22 @@ class SourceFacts:
             datetime.combine(next_key(start, self.grain), time(), zone).astimezone(UTC),
         )
 
-    def write(self, lake_root: Path) -> None:
+    def write(self, lake_root: Path | str) -> None:
         """Store as `<lake>/source.json`.
 
         Raises:
             ValueError: the lake already belongs to another source.
         """
-        path = lake_root / "source.json"
-        if path.exists() and read_facts(lake_root) != self:
-            raise ValueError(
-                f"{lake_root}: this home holds source {read_facts(lake_root).name!r} with other facts; "
-                f"use another home for {self.name!r}"
-            )
-        lake_root.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        temporary.replace(path)
+        files = open_folder(lake_root)
+        if has_facts(lake_root):
+            stored = read_facts(lake_root)
+            if stored != self:
+                raise ValueError(
+                    f"{lake_root}: this home holds source {stored.name!r} with other facts; "
+                    f"use another home for {self.name!r}"
+                )
+            return
+        files.write(SOURCE_FILE, json.dumps(asdict(self), indent=1).encode(), None)
 
 
 def next_key(start: date, grain: str) -> date:
@@ -179,11 +182,16 @@ def _keys(first_day: str, last_day: str, grain: str) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def read_facts(lake_root: Path) -> SourceFacts:
+def has_facts(lake_root: Path | str) -> bool:
+    """Whether something was ingested into a lake."""
+    return open_folder(lake_root).read(SOURCE_FILE) is not None
+
+
+def read_facts(lake_root: Path | str) -> SourceFacts:
     """Read `<lake>/source.json`; raises ValueError when nothing was ingested yet."""
-    path = lake_root / "source.json"
-    if not path.exists():
-        raise ValueError(f"{path} does not exist: ingest a source first")
-    raw: dict[str, Any] = json.loads(path.read_text())
+    content = open_folder(lake_root).read(SOURCE_FILE)
+    if content is None:
+        raise ValueError(f"{lake_root}/{SOURCE_FILE} does not exist: ingest a source first")
+    raw: dict[str, Any] = json.loads(content)
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
     return SourceFacts(**values)

@@ -11,14 +11,14 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from models.schema import FeatureSchema, first_difference
+from models.staging import staging, write_atomically
 
 MANIFEST = "manifest.json"
 
@@ -71,11 +71,39 @@ class Draft:
     result: Artifact | None = None
 
 
-class ArtifactStore:
-    """Artefacts below one root folder (`<home>/artifacts`)."""
+class Remote(Protocol):
+    """A prefix of an object store (`feature_repo.files.RemoteFolder`)."""
 
-    def __init__(self, root: Path) -> None:
+    def read(self, name: str) -> bytes | None:
+        """Content of an object, None when there is none."""
+        ...
+
+    def write(self, name: str, content: bytes, replaces: str | None) -> None:
+        """A conditional put; `replaces` None: only if there is no such object, else ValueError."""
+        ...
+
+    def hand_over(self, filled: Path, name: str) -> None:
+        """Upload the files of a local folder below a name."""
+        ...
+
+    def folders(self, name: str) -> list[str]:
+        """Names of the folders below a name."""
+        ...
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Download."""
+        ...
+
+
+class ArtifactStore:
+    """Artefacts below one root folder (`<home>/artifacts`), with a copy of each in an object store where one is given.
+
+    Files are always read from the folder; what it lacks is fetched, verified and kept there.
+    """
+
+    def __init__(self, root: Path, remote: Remote | None = None) -> None:
         self.root = Path(root)
+        self.remote = remote
 
     @contextmanager
     def create(self, kind: str, *, schema: FeatureSchema, code_version: str) -> Iterator[Draft]:
@@ -85,9 +113,7 @@ class ArtifactStore:
         """
         folder = self.root / kind
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".tmp-{uuid.uuid4().hex}"
-        temporary.mkdir()
-        try:
+        with staging(self.root) as temporary:
             draft = Draft(path=temporary)
             yield draft
             files = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
@@ -103,9 +129,36 @@ class ArtifactStore:
             if not (final / MANIFEST).exists():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(temporary, final)
+            if self.remote is not None:
+                self._push(self.remote, final, f"{kind}/{version}")
             draft.result = Artifact(final, read_manifest(final))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _push(self, remote: Remote, folder: Path, name: str) -> None:
+        """Upload the files, then the manifest, which only the first of several writers creates: content is equal."""
+        if remote.read(f"{name}/{MANIFEST}") is not None:
+            return
+        with staging(self.root) as content:
+            for file in read_manifest(folder).files:
+                os.link(folder / file, content / file)
+            remote.hand_over(content, name)
+        try:
+            remote.write(f"{name}/{MANIFEST}", (folder / MANIFEST).read_bytes(), None)
+        except ValueError:
+            if remote.read(f"{name}/{MANIFEST}") is None:
+                raise
+
+    def _pull(self, remote: Remote, kind: str, version: str) -> None:
+        """Fetch an artefact into the folder; `open` verifies it. Nothing happens when the object store lacks it."""
+        name = f"{kind}/{version}"
+        content = remote.read(f"{name}/{MANIFEST}")
+        if content is None:
+            return
+        with staging(self.root) as folder:
+            for file in json.loads(content)["files"]:
+                remote.fetch(f"{name}/{file}", folder / file)
+            (folder / MANIFEST).write_bytes(content)
+            (self.root / kind).mkdir(parents=True, exist_ok=True)
+            os.replace(folder, self.root / kind / version)
 
     def open(self, kind: str, version: str, *, schema: FeatureSchema | None = None) -> Artifact:
         """Open and verify an artefact: manifest present, checksums right, schema equal where one is given.
@@ -114,6 +167,8 @@ class ArtifactStore:
             ValueError: says which artefact, which file and what is wrong.
         """
         path = self.root / kind / version
+        if self.remote is not None and not (path / MANIFEST).exists():
+            self._pull(self.remote, kind, version)
         if not (path / MANIFEST).exists():
             known = ", ".join(self.versions(kind)) or "none"
             raise ValueError(f"artefact {kind}/{version} does not exist below {self.root}; versions: {known}")
@@ -128,12 +183,12 @@ class ArtifactStore:
         return Artifact(path, manifest)
 
     def versions(self, kind: str) -> list[str]:
-        """Versions of a kind that are complete, oldest first."""
+        """Versions of a kind that are complete, oldest first; those that only the object store has come before."""
         folder = self.root / kind
-        if not folder.exists():
-            return []
-        done = [p for p in folder.iterdir() if (p / MANIFEST).exists()]
-        return [p.name for p in sorted(done, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name))]
+        done = [p for p in folder.iterdir() if (p / MANIFEST).exists()] if folder.exists() else []
+        here = [p.name for p in sorted(done, key=lambda p: ((p / MANIFEST).stat().st_mtime_ns, p.name))]
+        elsewhere = self.remote.folders(kind) if self.remote is not None else []
+        return [version for version in elsewhere if version not in here] + here
 
 
 def _schema_mismatch(path: Path, manifest: Manifest, schema: FeatureSchema) -> str:
@@ -154,13 +209,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def write_json_atomically(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON under a temporary name, sync it, and rename it over `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("w") as f:
-        json.dump(value, f, indent=1, sort_keys=True)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def _sha256(path: Path) -> str:

@@ -7,7 +7,9 @@ switched off before Evidently is imported (which takes seconds, so functions imp
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -113,6 +115,7 @@ def open_project(workspace: Path, topic: Topic) -> Any:
     from evidently.ui.workspace import Workspace
 
     workspace.mkdir(parents=True, exist_ok=True)
+    repair(workspace)
     opened = Workspace.create(str(workspace))
     name = f"mirach {topic}"
     for project in opened.search_project(name):
@@ -123,6 +126,37 @@ def open_project(workspace: Path, topic: Topic) -> Any:
         project.dashboard.add_panel(_panel(panel))
     project.save()
     return project
+
+
+def repair(workspace: Path) -> list[Path]:
+    """Remove what a killed process left half-written: Evidently writes in place, and its UI stops at a broken file.
+
+    A project without all of its panels and without a run was being made; a run's file that is no JSON was being
+    written, and the next report of that day writes it again.
+
+    Returns:
+        What was removed.
+    """
+    removed = [path for path in workspace.glob("*/snapshots/*.json") if _parsed(path) is None]
+    for path in removed:
+        path.unlink()
+    panels = {f"mirach {topic}": len(dashboard.panels) for topic, dashboard in DASHBOARDS.items()}
+    for project in (path for path in workspace.iterdir() if path.is_dir()):
+        described = _parsed(project / "metadata.json")
+        shown = len((_parsed(project / "dashboard.json") or {}).get("panels", []))
+        unfinished = described is None or shown < panels.get(described.get("name", ""), 0)
+        if unfinished and not list(project.glob("snapshots/*.json")):
+            shutil.rmtree(project)
+            removed.append(project)
+    return removed
+
+
+def _parsed(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content
 
 
 def add_run(

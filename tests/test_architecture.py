@@ -12,7 +12,9 @@ PACKAGES = ("models", "feature_repo", "bentos", "monitoring", "dagster_project",
 MAX_FILE, MAX_FUNCTION = 400, 60
 
 MODELS = {"torch", "numpy", "pyarrow", "safetensors", "models"}
-FEATURES = {"feast", "duckdb", "pyarrow", "numpy", "pandas", "fsspec", "feature_repo", "models.schema"}
+FEATURES = {
+    "feast", "google.protobuf", "duckdb", "pyarrow", "numpy", "pandas", "fsspec", "feature_repo", "models.schema",
+}  # fmt: skip
 BENTOS = {
     "models", "bentos", "bentoml", "_bentoml_impl", "_bentoml_sdk", "fastapi", "starlette", "pydantic",
     "prometheus_client", "numpy", "pyarrow", "torch", "safetensors", "feature_repo.online",
@@ -32,7 +34,7 @@ ALLOWED = {
     "monitoring": MONITORING,
     "dagster_project": ORCHESTRATION,
 }
-NO_TORCH = ("models/schema.py", "models/metrics.py", "models/artifact.py", "models/release.py")
+NO_TORCH = ("models/schema.py", "models/metrics.py", "models/artifact.py", "models/release.py", "models/staging.py")
 HEAVY = {"torch", "feast", "evidently", "bentoml", "pandas"}
 
 

@@ -9,6 +9,7 @@ import dagster as dg
 from dagster_project.lib.assets import JOB_TAG, OWNERS, PEAK_MB, WORK_SECONDS, ledger_of, peak_rss_mb, provenance
 from dagster_project.lib.code import code_version
 from dagster_project.lib.partitions import DAYS, FACTS
+from dagster_project.lib.refusals import refused_checks
 from dagster_project.lib.resources import Home
 from dagster_project.lib.stages import from_lake
 from dagster_project.lib.staleness import DATA_VERSION_METADATA, Node, digest
@@ -23,8 +24,8 @@ DESCRIPTIONS = {
 }
 TABLES = [name for name in DESCRIPTIONS if name != "oracle" or FACTS.has_oracle]
 CODE = code_version(
-    "feature_repo/adapters", "feature_repo/simulator", "feature_repo/contract.py", "feature_repo/ingest.py",
-    "feature_repo/tables.py", "feature_repo/lake.py",
+    "feature_repo/adapters", "feature_repo/simulator", "feature_repo/contract.py", "feature_repo/contract_rules.py",
+    "feature_repo/ingest.py", "feature_repo/tables.py", "feature_repo/lake.py", "feature_repo/refusal.py",
 )  # fmt: skip
 
 
@@ -55,29 +56,31 @@ CODE = code_version(
     backfill_policy=dg.BackfillPolicy.single_run(),
     can_subset=True,
 )
-def ingest_tables(context: dg.AssetExecutionContext, home: Home) -> Iterator[dg.MaterializeResult[Any]]:
+def ingest_tables(context: dg.AssetExecutionContext, home: Home) -> Iterator[Any]:
     """Read the source day by day, check every table against the contract, write what passed; ranges are one run.
 
-    A table that breaks the contract raises with table, predicate, count and examples before anything of it is written.
+    Data that break the contract are refused: the lake stays as it was, and the table's check fails with file, column,
+    count and reason.
     """
-    from feature_repo.ingest import ingest_day, ingest_table
+    from feature_repo.ingest import ingest_days
+    from feature_repo.refusal import RefusedError
 
     ledger = ledger_of(context)
-    source = home.open_source()
     tables = [table for table in TABLES if dg.AssetKey(["ingest", table]) in context.selected_asset_keys]
     versions: dict[str, list[str]] = {table: [] for table in tables}
     dropped = dict.fromkeys(tables, 0)
     start = time.perf_counter()
-    for day in context.partition_keys:
-        whole = tables == TABLES
-        partitions = ingest_day(home.lake, source, day) if whole else {}
-        for table in tables:
-            partition = partitions.get(table) or ingest_table(home.lake, source, table, day)
-            dropped[table] += partition.facts["num_dropped"]
-            made = from_lake(partition)
-            versions[table].append(made.version)
-            metadata = {**made.metadata, DATA_VERSION_METADATA: made.version}
-            context.add_asset_metadata(metadata, asset_key=["ingest", table], partition_key=day)
+    try:
+        written = ingest_days(home.lake, home.open_source(), context.partition_keys, tables)
+    except RefusedError as error:
+        yield from refused_checks(error, tables)
+        raise
+    for (table, day), partition in written.items():
+        dropped[table] += partition.facts["num_dropped"]
+        made = from_lake(partition)
+        versions[table].append(made.version)
+        metadata = {**made.metadata, DATA_VERSION_METADATA: made.version}
+        context.add_asset_metadata(metadata, asset_key=["ingest", table], partition_key=day)
     # One pass reads all tables of all days: each partition of each table gets an equal share of the seconds.
     share = round((time.perf_counter() - start) / len(tables) / len(context.partition_keys), 4)
     for table in tables:

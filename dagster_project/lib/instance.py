@@ -12,6 +12,8 @@ from typing import Any
 from dagster import DagsterInstance
 from sqlalchemy import Engine, event
 
+from models.staging import write_atomically
+
 DAGSTER_YAML = """\
 # Written by Mirach for a single machine. docs/operations.md shows the same with Postgres.
 telemetry:
@@ -72,7 +74,7 @@ def prepare(home: Path) -> Path:
     folder = home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "dagster.yaml").exists():
-        (folder / "dagster.yaml").write_text(DAGSTER_YAML)
+        write_atomically(folder / "dagster.yaml", DAGSTER_YAML.encode())
     os.environ["DAGSTER_HOME"] = str(folder)
     os.environ["DAGSTER_STORAGE"] = str(folder / "storage")
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")

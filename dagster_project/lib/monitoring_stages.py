@@ -18,7 +18,7 @@ from dagster_project.lib.partitions import previous_day
 from dagster_project.lib.recipes import recipe
 from dagster_project.lib.resources import Home
 from dagster_project.lib.serving_stages import SERVED_K, build
-from dagster_project.lib.staleness import digest
+from dagster_project.lib.staleness import digest, rounded
 from feature_repo.days import day_bounds_us
 from feature_repo.positives import outcomes_of
 from models.artifact import write_json_atomically
@@ -120,7 +120,7 @@ def join(home: Home, day: str) -> tuple[str, list[dict[str, Any]], int]:
         _path(home, "outcomes", day),
         {"slices": rows, "requests": report.num_requests, "without_click": report.num_without_positive},
     )
-    return digest(rows), rows, report.num_requests - report.num_without_positive
+    return digest(rounded(rows)), rows, report.num_requests - report.num_without_positive
 
 
 def drift(home: Home, day: str) -> tuple[str, list[dict[str, Any]]]:
@@ -140,7 +140,7 @@ def drift(home: Home, day: str) -> tuple[str, list[dict[str, Any]]]:
             }
         )
     write_json_atomically(_path(home, "drift_summary", day), {"reports": reports})
-    return digest([{k: v for k, v in r.items() if k != "html"} for r in reports]), reports
+    return digest(rounded([{k: v for k, v in r.items() if k != "html"} for r in reports])), reports
 
 
 def _comparable(config: DriftConfig) -> DriftConfig:

@@ -12,7 +12,7 @@ from datetime import date
 import dagster as dg
 
 from dagster_project.lib.settings import Settings, read_settings
-from feature_repo.tables import SourceFacts, next_key, read_facts
+from feature_repo.tables import SourceFacts, has_facts, next_key, read_facts
 
 CRONS = {"day": "0 0 * * *", "month": "0 0 1 * *", "quarter": "0 0 1 */3 *", "year": "0 0 1 1 *"}
 """When a partition of each grain starts."""
@@ -24,7 +24,7 @@ def known_facts(settings: Settings) -> SourceFacts:
     Raises:
         ValueError: the source is unknown, or its raw files are not where `DATA_DIR` says.
     """
-    if (settings.lake / "source.json").exists():
+    if has_facts(settings.lake):
         return read_facts(settings.lake)
     from feature_repo.adapters.registry import open_source
 

@@ -19,6 +19,7 @@ from dagster._core.execution.execute_in_process_result import ExecuteInProcessRe
 
 from dagster_project.lib.assets import WORK_SECONDS
 from dagster_project.lib.errors import StageFailedError
+from dagster_project.lib.refusals import CONTRACT
 from dagster_project.lib.resources import Home
 from dagster_project.lib.staleness import Ledger, Node, stale
 
@@ -150,12 +151,12 @@ def _failure(result: ExecuteInProcessResult, step: Step) -> StageFailedError:
             )
             name = f"check {check.check_name} of {check.asset_key.to_user_string()}"
             message = f"{step.job} {step.partition}: {name} failed: {check.description or ''} ({facts})"
-            return StageFailedError(message, user_error=False)
+            return StageFailedError(message, user_error=check.check_name == CONTRACT)
     for event in result.all_events:
         if event.is_step_failure and event.step_failure_data.error is not None:
             error = event.step_failure_data.error
             while error.cause is not None:
                 error = error.cause
             message = f"{step.job} {step.partition}: {event.step_key}: {error.message.strip()}"
-            return StageFailedError(message, user_error=error.cls_name == "ValueError")
+            return StageFailedError(message, user_error=error.cls_name in ("ValueError", "RefusedError"))
     return StageFailedError(f"{step.job} {step.partition}: the run failed; `make ui` shows its log", user_error=False)

@@ -25,11 +25,15 @@ class Settings:
     preset: str
     seed: int
     data_dir: Path | None
+    lake_url: str | None = None
+    """Where the lake is, when it is not below the home: `s3://bucket/lake`."""
+    artifacts_url: str | None = None
+    """Where a copy of every artefact goes: `s3://bucket/artifacts`."""
 
     @property
-    def lake(self) -> Path:
-        """`<home>/lake`."""
-        return self.home / "lake"
+    def lake(self) -> Path | str:
+        """`<home>/lake`, or the URL of the lake."""
+        return self.lake_url or self.home / "lake"
 
     def write(self) -> None:
         """Remember these settings in `<home>/settings.json`.
@@ -50,7 +54,9 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from `MIRACH_HOME`, `DATA`, `DATA_DIR`, `PRESET` and `SEED`; what is unset comes from the home.
+    """Settings from `MIRACH_HOME`, `MIRACH_LAKE`, `MIRACH_ARTIFACTS`, `DATA`, `DATA_DIR`, `PRESET` and `SEED`.
+
+    What is unset comes from the home.
 
     Raises:
         ValueError: names the variable and its value.
@@ -70,7 +76,16 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         preset=preset,
         seed=int(seed),
         data_dir=Path(str(data_dir)).absolute() if data_dir else None,
+        lake_url=_url(environment, stored, "MIRACH_LAKE", "lake_url"),
+        artifacts_url=_url(environment, stored, "MIRACH_ARTIFACTS", "artifacts_url"),
     )
+
+
+def _url(environment: Mapping[str, str], stored: Mapping[str, object], variable: str, key: str) -> str | None:
+    value = environment.get(variable) or stored.get(key)
+    if value is not None and "://" not in str(value):
+        raise ValueError(f"{variable}: {value!r} is not a URL such as s3://bucket/prefix")
+    return None if value is None else str(value).rstrip("/")
 
 
 def _stored(home: Path) -> dict[str, object]:

@@ -53,6 +53,15 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def rounded(value: Any, digits: int = 9) -> Any:
+    """Floats cut to significant digits, through lists and mappings: sums of threads differ in their last bits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(one, digits) for name, one in value.items()}
+    return [rounded(one, digits) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def parent_nodes(graph: Graph, node: Node) -> list[Node]:
     """Partitions that a node reads, through the asset graph and its partition mappings, sorted."""
     result = graph.get_parents_partitions(node.key, node.partition)

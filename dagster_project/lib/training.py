@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 def frame_data(home: Home, day: str) -> FrameData:
     """Rows, tables and histories of one day, as its requests saw them; the last day asked for is kept in memory."""
-    return _frame_data(home.path / "lake", day, day, home.lake.partition("training_frame", day).version)
+    return _frame_data(home.lake.root, day, day, home.lake.partition("training_frame", day).version)
 
 
 def frame_days(home: Home, days: Sequence[str], *, teacher: bool = False) -> Iterator[FrameData]:
     """Several days over one shared history, oldest first, with teacher logits where they are asked for."""
     history_day = days[-1]
     for day in days:
-        data = _frame_data(home.path / "lake", day, history_day, home.lake.partition("training_frame", day).version)
+        data = _frame_data(home.lake.root, day, history_day, home.lake.partition("training_frame", day).version)
         yield with_teacher(home, data, day) if teacher else data
 
 
@@ -60,11 +60,11 @@ def lake_frame(lake_root: Path, day: str, history_day: str) -> FrameData:
 
 def frozen_frame_data(home: Home, day: str, cut: str) -> FrameData:
     """Rows of a day with the statistics as published at the end of an earlier day; only histories go on."""
-    return _frame_data(home.path / "lake", day, day, home.lake.partition("training_frame", day).version, cut)
+    return _frame_data(home.lake.root, day, day, home.lake.partition("training_frame", day).version, cut)
 
 
 @lru_cache(maxsize=2)
-def _frame_data(lake_root: Path, day: str, history_day: str, version: str, cut: str | None = None) -> FrameData:
+def _frame_data(lake_root: Path | str, day: str, history_day: str, version: str, cut: str | None = None) -> FrameData:
     lake, facts = Lake(lake_root), read_facts(lake_root)
     from feature_repo.days import previous_day
     from feature_repo.features import schema_for
@@ -83,7 +83,7 @@ def _frame_data(lake_root: Path, day: str, history_day: str, version: str, cut: 
 
 
 @lru_cache(maxsize=1)
-def _history(lake_root: Path, day: str, version: str) -> History:
+def _history(lake_root: Path | str, day: str, version: str) -> History:
     lake, facts = Lake(lake_root), read_facts(lake_root)
     days = facts.days[: facts.days.index(day) + 1]
     arrays = load_history(lake, days, int(lake.partition("catalogue", day).facts["num_users"]))

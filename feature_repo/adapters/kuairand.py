@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import duckdb
@@ -27,11 +27,17 @@ import numpy as np
 import pyarrow as pa
 
 from feature_repo.adapters.base import check_day, mixed_ids, string_ids
+from feature_repo.adapters.raw import Column, find_file, read_file
+from feature_repo.refusal import Breach, Breaches, RefusedError
 from feature_repo.tables import CONTRACT, SourceFacts
 
 logger = logging.getLogger(__name__)
 
 FILES = ("interactions", "history", "users", "items")
+TABLE_FILES = {
+    "impressions": "interactions", "outcomes": "interactions", "engagements": "history", "ads": "items",
+    "users": "users",
+}  # fmt: skip
 LABELS = {"click": "is_click", "long_view": "long_view", "like": "is_like"}
 UNKNOWN_SURFACE = "unknown"
 SURFACES = (*(f"tab_{i}" for i in range(15)), UNKNOWN_SURFACE)
@@ -49,6 +55,24 @@ USER_STRINGS = (
 USER_CODES = (
     "is_lowactive_period", "is_live_streamer", "is_video_author", *(f"onehot_feat{i}" for i in range(18)),
 )  # fmt: skip
+INTERACTIONS = {
+    **dict.fromkeys(("user_id", "item_id", "timestamp_ms", "tab", *LABELS.values()), Column("integer")),
+    "split": Column("text"),
+}
+HISTORY = dict.fromkeys(("user_id", "position", "item_id"), Column("integer"))
+USERS = {
+    "user_id": Column("integer"),
+    **dict.fromkeys(USER_STRINGS, Column("text")),
+    **dict.fromkeys(USER_CODES, Column("number", required=False)),
+    **dict.fromkeys(USER_COUNTS.values(), Column("number")),
+}
+ITEMS = {
+    "item_id": Column("integer"), "author_id": Column("integer"), "music_id": Column("integer", required=False),
+    "upload_dt": Column("text"), "video_type": Column("text"), "upload_type": Column("text"),
+    "tag": Column("text", required=False),
+    **dict.fromkeys(("video_duration", "server_height", "server_width"), Column("number", required=False)),
+}  # fmt: skip
+"""What each file must have; other columns are not read."""
 CATEGORY_LEVELS = 3
 HISTORY_LENGTH = 200
 
@@ -81,9 +105,18 @@ class KuaiRandSource:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        missing = [name for name in FILES if not (self.data_dir / f"{name}.parquet").exists()]
+        missing = [name for name in FILES if find_file(self.data_dir, name) is None]
         if missing:
             raise ValueError(f"data_dir: {self.data_dir} lacks {', '.join(f'{m}.parquet' for m in missing)}")
+
+    def file_of(self, table: str) -> str:
+        """Name of the file that holds a table."""
+        return self._path(TABLE_FILES[table]).name
+
+    def _path(self, name: str) -> Path:
+        path = find_file(self.data_dir, name)
+        assert path is not None, "the constructor checked it"
+        return path
 
     @property
     def facts(self) -> SourceFacts:
@@ -108,13 +141,15 @@ class KuaiRandSource:
         """Interactions by time, with request ids and positions; conflicting repeats resolved."""
         labels = ", ".join(f'{column}::TINYINT AS "{name}"' for name, column in LABELS.items())
         kept = ", ".join(f'"{name}"' for name in LABELS)
+        interactions = self._interactions()
         with duckdb.connect(config={"threads": 1}) as connection:
+            connection.register("interactions", interactions)
             ordered = connection.sql(
                 f"""
                 WITH numbered AS (
-                    SELECT file_row_number AS row, user_id::BIGINT AS user_id, item_id::BIGINT AS item_id,
+                    SELECT row, user_id::BIGINT AS user_id, item_id::BIGINT AS item_id,
                            timestamp_ms, tab::BIGINT AS tab, split, {labels}
-                    FROM read_parquet(?, file_row_number = true)
+                    FROM interactions
                 ), placed AS (
                     SELECT *, min(row) OVER same AS first_row, first(split) OVER same AS first_split,
                            first([{kept}]) OVER same AS first_labels
@@ -128,8 +163,7 @@ class KuaiRandSource:
                        split = first_split AND [{kept}] = first_labels AS agrees
                 FROM placed
                 ORDER BY timestamp_ms, user_id, tab, position, row
-                """,
-                params=[str(self.data_dir / "interactions.parquet")],
+                """
             ).to_arrow_table()
         agrees = ordered.column("agrees").to_numpy()
         if not agrees.all():
@@ -138,12 +172,30 @@ class KuaiRandSource:
         request = mixed_ids(*(log.column(name).to_numpy() for name in ("user_id", "timestamp_ms", "tab")))
         return log.append_column("request_id", pa.array(request))
 
+    def _interactions(self) -> pa.Table:
+        """The raw rows, numbered; rows after the last day or of an unknown tab are refused."""
+        path = self._path("interactions")
+        raw = read_file(path, INTERACTIONS)
+        breaches = Breaches(path.name)
+        end_ms = int(FACTS.bounds(FACTS.last_day)[1].timestamp() * 1000)
+        tab, stamp = raw["tab"].to_numpy(), raw["timestamp_ms"].to_numpy()
+        wrong = {
+            "timestamp_ms": (stamp >= end_ms, f"times lie after the log's last day, {FACTS.last_day}"),
+            "tab": ((tab < 0) | (tab >= len(SURFACES) - 1), f"tabs are 0 to {len(SURFACES) - 2}"),
+        }
+        for column, (broken, reason) in wrong.items():
+            if broken.any():
+                examples = raw.take(np.flatnonzero(broken)[:3]).to_pylist()
+                breaches.add(f"{column}_range", column, int(broken.sum()), reason, examples)
+        breaches.refuse()
+        return raw.append_column("row", pa.array(np.arange(raw.num_rows)))
+
     def _engagements(self, before: pa.Table | None) -> pa.Table:
         """Exposures before the first day: those without times, then `before`, the evening before it."""
         schema = CONTRACT["engagements"]
         if before is None:
             return schema.empty_table()
-        history = _read(self.data_dir / "history.parquet", "user_id, position, item_id", "user_id, position")
+        history = _read(self._path("history"), HISTORY, "user_id, position, item_id", "user_id, position")
         count, extra = history.num_rows, before.num_rows
         stamp = _time(before)
         columns = [
@@ -162,7 +214,8 @@ class KuaiRandSource:
     def _ads(self) -> pa.Table:
         """All videos; they were uploaded before the first day."""
         items = _read(
-            self.data_dir / "items.parquet",
+            self._path("items"),
+            ITEMS,
             f"""item_id::BIGINT AS ad_id, timezone('{FACTS.timezone}', upload_dt::TIMESTAMP) AS created_at,
                 author_id::BIGINT AS advertiser_id,
                 CASE WHEN music_id > 0 THEN music_id ELSE author_id END::BIGINT AS campaign_id,
@@ -187,7 +240,7 @@ class KuaiRandSource:
 
     def _users(self) -> pa.Table:
         """All users; string features are hashed, codes moved up by one, 0 means unknown."""
-        users = _read(self.data_dir / "users.parquet", "*", "user_id")
+        users = _read(self._path("users"), USERS, "*", "user_id")
         codes = [string_ids(users.column(name).to_pylist()) for name in USER_STRINGS]
         for name in USER_CODES:
             raw = np.nan_to_num(users.column(name).to_numpy().astype(np.float64), nan=-1.0).astype(np.int64)
@@ -206,12 +259,17 @@ class KuaiRandSource:
         return _conform("users", columns, users.num_rows)
 
 
-def _read(path: Path, columns: str, order: str) -> pa.Table:
+def _read(path: Path, columns: Mapping[str, Column], selected: str, order: str) -> pa.Table:
+    raw = read_file(path, columns)
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        query = f"SELECT {columns} FROM read_parquet(?) ORDER BY {order}"
-        table: pa.Table = connection.sql(query, params=[str(path)]).to_arrow_table().combine_chunks()
-    return table
+        connection.register("raw", raw)
+        try:
+            table: pa.Table = connection.sql(f"SELECT {selected} FROM raw ORDER BY {order}").to_arrow_table()
+        except duckdb.DataError as error:
+            reason = str(error).splitlines()[0]
+            raise RefusedError([Breach("value", "*", raw.num_rows, reason, file=path.name)]) from error
+    return table.combine_chunks()
 
 
 def _ints(rows: pa.Table, name: str) -> pa.Array:

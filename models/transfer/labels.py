@@ -8,6 +8,7 @@ Shape legend: R rows of the day, T tasks.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,16 +48,17 @@ def label_day(
 
 
 def save_labels(path: Path, labels: TeacherLabels) -> None:
-    """Write as one safetensors file."""
-    save_file(
-        {"logit": labels.logit_RT.contiguous()},
-        path,
-        metadata={"day": labels.day, "trained_through": labels.trained_through},
-    )
+    """Write as one safetensors file.
+
+    One key of metadata: safetensors writes several in an order that changes from process to process, and the version
+    of an artefact is a hash of its bytes.
+    """
+    about = json.dumps({"day": labels.day, "trained_through": labels.trained_through}, sort_keys=True)
+    save_file({"logit": labels.logit_RT.contiguous()}, path, metadata={"about": about})
 
 
 def load_labels(path: Path) -> TeacherLabels:
     """Inverse of `save_labels`."""
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        return TeacherLabels(metadata["day"], metadata["trained_through"], file.get_tensor("logit"))
+        about = json.loads(file.metadata()["about"])
+        return TeacherLabels(about["day"], about["trained_through"], file.get_tensor("logit"))

@@ -53,7 +53,7 @@ def test_refused_table_leaves_the_lake_untouched(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     ingest_table(lake, HandSource({"users": [good_row("users")]}), "users", DAY)
     broken = HandSource({"users": [good_row("users"), {**good_row("users"), "user_id": 8, "dense": [float("nan")]}]})
-    with pytest.raises(ValueError, match=r"users/2026-01-06: dense_finite: 1 rows refused .*'user_id': 8"):
+    with pytest.raises(ValueError, match=r"users/2026-01-06: dense_finite: 1 row refused .*'user_id': 8"):
         ingest_table(lake, broken, "users", DAY)
     assert lake.read("users", DAY)["user_id"].to_pylist() == [3]
     with pytest.raises(ValueError, match="outcomes/"):
@@ -66,7 +66,7 @@ def test_outcome_before_its_impression_is_refused(tmp_path: Path) -> None:
     rows = {"impressions": [good_row("impressions")], "outcomes": [{**good_row("outcomes"), "event_time": at(9.5)}]}
     source = HandSource(rows)
     ingest_table(lake, source, "impressions", DAY)
-    with pytest.raises(ValueError, match=r"outcomes/2026-01-06: event_after_impression: 1 rows .*'request_id': 1"):
+    with pytest.raises(ValueError, match=r"outcomes/2026-01-06: event_after_impression: 1 row .*'request_id': 1"):
         ingest_table(lake, source, "outcomes", DAY)
     assert not lake.has("outcomes", DAY)
 

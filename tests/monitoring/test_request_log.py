@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bentos.retrieval import request_log as written
-from monitoring.request_log import COLUMNS, answer_features, read_requests
+from monitoring.request_log import COLUMNS, answer_features, erase_requests, read_requests
 
 START = datetime(2026, 1, 5, 10, 30, tzinfo=UTC)
 END = START + timedelta(hours=2)
@@ -87,3 +87,19 @@ def test_answer_features_by_hand(tmp_path: Path) -> None:
     assert (first["dense_filled"], second["dense_filled"]) == (1.0, 0.0)
     assert second["dense_top_score"] is None
     assert (second["cat_cold"], second["cat_surface"]) == ("true", "feed")
+
+
+def test_a_user_s_requests_are_erased_and_unreadable_files_go(tmp_path: Path) -> None:
+    written.write_rows(tmp_path / "2026-01-05" / "10", [row(1), row(2, user_id=8), row(3, user_id=None)])
+    alone = written.write_rows(tmp_path / "2026-01-05" / "11", [row(4, 1800)])
+    other = written.write_rows(tmp_path / "2026-01-05" / "12", [row(5, 5400, user_id=9)])
+    before = other.read_bytes()
+    broken = tmp_path / "2026-01-05" / "11" / "broken.parquet"
+    broken.write_bytes(b"half a file")
+    assert erase_requests(tmp_path, 7) == 2
+    assert not alone.exists()
+    assert not broken.exists()
+    assert other.read_bytes() == before
+    rows = read_requests(tmp_path, START, END).rows
+    assert rows["request_id"].to_pylist() == [2, 3, 5]
+    assert list(tmp_path.rglob(".*")) == []
