@@ -53,7 +53,7 @@ def with_teacher(home: Home, data: FrameData, day: str) -> FrameData:
     )
 
 
-def lake_frame(lake_root: Path, day: str, history_day: str) -> FrameData:
+def lake_frame(lake_root: Path | str, day: str, history_day: str) -> FrameData:
     """A day of any lake over the history known by the end of `history_day`."""
     return _frame_data(lake_root, day, history_day, Lake(lake_root).partition("training_frame", day).version)
 
