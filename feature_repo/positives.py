@@ -18,19 +18,10 @@ from numpy.typing import NDArray
 from feature_repo.adapters.base import mixed_ids
 from feature_repo.days import contract_rows, day_bounds_us, previous_day
 from feature_repo.lake import Lake
-from feature_repo.sql import query
+from feature_repo.sql import run_transform
 from feature_repo.tables import SourceFacts
 
 Ints = NDArray[np.int64]
-
-_CHOSEN = """
-select event_id as request_id, item_id as ad_id, 0::smallint as position, user_id, surface,
-    greatest(timestamp, known_at, make_timestamptz($floor_us)) as timestamp, null::float as propensity,
-    null::varchar as split, timestamp as happened_at
-from engagements
-where kind = $label and timestamp is not null
-order by timestamp, request_id
-"""
 
 
 def requests_of(lake: Lake, facts: SourceFacts, day: str) -> pa.Table:
@@ -41,7 +32,7 @@ def requests_of(lake: Lake, facts: SourceFacts, day: str) -> pa.Table:
     start_us, _ = day_bounds_us(facts, day)
     floor_us = start_us if previous_day(facts, day) else 0
     inputs = {"engagements": contract_rows(lake, "engagements", [day])}
-    return query(_CHOSEN, inputs, {"label": facts.main_label, "floor_us": floor_us})
+    return run_transform("positives", inputs, {"label": facts.main_label, "floor_us": floor_us})
 
 
 def outcomes_of(lake: Lake, facts: SourceFacts, day: str) -> pa.Table:
