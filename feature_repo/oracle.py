@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_repo.lake import Lake
+from feature_repo.sql import query
 
 _JOIN = """
 select o.click, o.conversion
-from read_parquet($frame) f
-join read_parquet($ads) a on a.ad_code = f.ad_code
-join read_parquet($oracle) o on o.request_id = f.request_id and o.ad_id = a.ad_id
+from frame f
+join ads a on a.ad_code = f.ad_code
+join oracle o on o.request_id = f.request_id and o.ad_id = a.ad_id
 order by f.row_id
 """
 
@@ -28,9 +28,8 @@ def frame_probabilities(lake: Lake, day: str) -> dict[str, NDArray[np.float64]]:
         "ads": lake.paths("catalogue", [day], "ads"),
         "oracle": lake.paths("oracle", [day]),
     }
-    with duckdb.connect(config={"threads": 1}) as connection:
-        rows = connection.execute(_JOIN, paths).fetchnumpy()
+    rows = query(_JOIN, paths)
     wanted = lake.partition("training_frame", day).num_rows
-    if len(rows["click"]) != wanted:
-        raise ValueError(f"oracle/{day}: {len(rows['click'])} probabilities for {wanted} rows of the training frame")
-    return {name: np.asarray(rows[name], np.float64) for name in ("click", "conversion")}
+    if rows.num_rows != wanted:
+        raise ValueError(f"oracle/{day}: {rows.num_rows} probabilities for {wanted} rows of the training frame")
+    return {name: rows[name].to_numpy().astype(np.float64) for name in ("click", "conversion")}

@@ -101,7 +101,7 @@ def _csv(path: Path, columns: Mapping[str, Column], breaches: Breaches) -> pa.Ta
         broken.append({"line": row.number, "fields": row.actual_columns, "text": row.text[:80]})
         return "skip"
 
-    with path.open() as file:
+    with path.open(errors="replace") as file:
         names = next(iter(file)).strip().split(",")
     text = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
     # One thread: the parser knows line numbers then.

@@ -12,8 +12,9 @@ import pytest
 
 from feature_repo.adapters.base import mixed_ids, string_ids
 from feature_repo.adapters.registry import open_source
-from feature_repo.ingest import ingest_day, ingest_table, tables_of
+from feature_repo.ingest import ingest_day, ingest_days, ingest_table, tables_of
 from feature_repo.lake import Lake
+from feature_repo.refusal import Breach, RefusedError
 from feature_repo.tables import CONTRACT, SourceFacts, read_facts
 from tests.feature_repo.contract_rows import DAY, FACTS, at, good_row, table_of
 
@@ -129,3 +130,66 @@ def test_hashed_ids_are_stable_non_negative_and_distinct() -> None:
     mixed = mixed_ids(grid[:, 0], grid[:, 1])
     assert (mixed >= 0).all()
     assert len(np.unique(mixed)) == 10_000
+
+
+class FileSource(HandSource):
+    """The same, from files."""
+
+    def file_of(self, table: str) -> str:
+        return f"{table}.parquet"
+
+
+def many(day: str, number: int) -> HandSource:
+    start = FACTS.bounds(day)[0]
+    rows = [{**good_row("impressions"), "request_id": i, "timestamp": start} for i in range(number)]
+    return HandSource({"impressions": rows}, day=day)
+
+
+def test_a_day_ten_times_as_large_as_those_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feature_repo.ingest.VOLUME_DAYS", 2)
+    lake, (first, second, third) = Lake(tmp_path), FACTS.days
+    for day, number in ((first, 100), (second, 110)):
+        ingest_table(lake, many(day, number), "impressions", day)
+    with pytest.raises(
+        ValueError, match=r"impressions/2026-01-07: volume: 1100 rows refused .*the 105 rows that the 2"
+    ):
+        ingest_table(lake, many(third, 1100), "impressions", third)
+    assert ingest_table(lake, many(third, 1050), "impressions", third).num_rows == 1050
+
+
+def test_a_refusal_names_the_file_and_touches_no_day(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    source = FileSource({"users": [{**good_row("users"), "user_id": -1}], "impressions": [good_row("impressions")]})
+    with pytest.raises(ValueError, match=r"users\.parquet: users/2026-01-06: user_id_non_negative: 1 row refused"):
+        ingest_days(lake, source, FACTS.days)
+    assert list(tmp_path.iterdir()) == [], "neither the day before nor the tables before are visible"
+
+
+def test_a_file_that_can_t_be_read_belongs_to_its_table(tmp_path: Path) -> None:
+    class Unreadable(FileSource):
+        def tables(self, day: str) -> Iterator[tuple[str, pa.Table]]:
+            yield "impressions", table_of("impressions", [])
+            raise RefusedError([Breach("file_readable", "*", 0, "cut off", file="users.parquet")])
+
+    for source in (Unreadable({}), _without_files(Unreadable)):
+        with pytest.raises(RefusedError) as refused:
+            ingest_days(Lake(tmp_path), source, [DAY])
+        assert refused.value.breaches[0].table == ("users" if isinstance(source, FileSource) else "")
+
+
+def _without_files(kind: type[FileSource]) -> HandSource:
+    class Plain(HandSource):
+        tables = kind.tables
+
+    return Plain({})
+
+
+def test_a_source_that_lacks_a_table_says_so(tmp_path: Path) -> None:
+    class Short(HandSource):
+        def tables(self, day: str) -> Iterator[tuple[str, pa.Table]]:
+            yield "impressions", table_of("impressions", [])
+
+    with pytest.raises(ValueError, match="'hand' gave no ads, users for 2026-01-06"):
+        ingest_days(Lake(tmp_path), Short({}), [DAY], ["users", "ads"])

@@ -100,3 +100,29 @@ def test_the_small_kuairand_files_are_good_in_both_forms(tmp_path: Path) -> None
         for table, rows in KuaiRandSource(folder).tables(day):
             assert rows.equals(tables[table]), f"{table}/{day}"
     assert KuaiRandSource(folder).file_of("ads") == "items.csv"
+
+
+def test_a_csv_file_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,score,name\n1,2,\xff\xfe\n")
+    with pytest.raises(RefusedError, match="can't be read as CSV") as refused:
+        read_file(tmp_path / "t.csv", COLUMNS)
+    assert refused.value.breaches[0].rule == "file_readable"
+
+
+def test_bad_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    for content, rule in ((b"", "file_empty"), (b"PAR1 and no more", "file_readable")):
+        path.write_bytes(content)
+        with pytest.raises(RefusedError) as refused:
+            read_file(path, COLUMNS)
+        assert refused.value.breaches[0].rule == rule
+
+
+def test_values_that_the_adapter_can_t_use_are_refused(tmp_path: Path) -> None:
+    files = Files(write_files(tmp_path / "raw"))
+    files.change("items", "upload_dt", r2="yesterday")
+    with pytest.raises(RefusedError, match=r"items\.parquet: value: 40 rows refused .*yesterday"):
+        dict(KuaiRandSource(files.folder).tables(FACTS.days[0]))
+    files.change("interactions", "tab", r1=99)
+    with pytest.raises(RefusedError, match=r"interactions\.parquet: tab_range: 1 row refused \(column tab: tabs are 0"):
+        dict(KuaiRandSource(files.folder).tables(FACTS.days[0]))

@@ -11,7 +11,7 @@ import torch
 from models.artifact import ArtifactStore
 from models.gem.model import Gem, GemConfig
 from models.training import checkpoint
-from models.training.loop import TrainConfig, predict, train_day
+from models.training.loop import CheckpointPlan, TrainConfig, predict, train_day
 from models.training.optimizer import TableOptimizer
 from models.training.storage import load_gem, save_gem
 from tests.models.worlds import World, make_world
@@ -62,3 +62,34 @@ def test_no_checkpoint_means_the_start(world: World, tmp_path: Path) -> None:
     model = Gem(SMALL, world.schema)
     optimizer = TableOptimizer(model, TrainConfig().optimizer, ("tables.weight",))
     assert checkpoint.load_checkpoint(tmp_path, model, optimizer) == (0, 0.0)
+
+
+def test_an_interrupted_day_goes_on_from_its_checkpoint_bit_for_bit(world: World, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=32)
+    plan = CheckpointPlan(tmp_path / "checkpoints", every_steps=2)
+
+    def fresh() -> tuple[Gem, TableOptimizer]:
+        model = Gem(SMALL, world.schema, seed=1)
+        return model, TableOptimizer(model, config.optimizer, ("tables.weight",))
+
+    def die(step: int, total: int, loss: float) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    whole, whole_optimizer = fresh()
+    expected = train_day(whole, whole_optimizer, world.days[0], config, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        train_day(*fresh(), world.days[0], config, seed=0, progress=die, checkpoint=plan)
+    # What a kill in the middle of the next checkpoint leaves beside the whole one.
+    (plan.folder / f".{checkpoint.CHECKPOINT}.tmp").write_bytes(b"half")
+    model, optimizer = fresh()
+    seen: list[int] = []
+    report = train_day(
+        model, optimizer, world.days[0], config, seed=0, checkpoint=plan,
+        progress=lambda step, total, loss: seen.append(step),
+    )  # fmt: skip
+    assert seen[0] == 3, "training began anew"
+    assert report.mean_loss == expected.mean_loss
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in whole.state_dict().items())
+    state = whole_optimizer.state()
+    assert all(torch.equal(value, state[name]) for name, value in optimizer.state().items())
