@@ -304,6 +304,8 @@ def affordable(
 def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float) -> SweepPoint:
     """The cheapest beams that reach the target coverage within the cost; else the best coverage within it.
 
+    They reach it with a standard error to spare: the cheapest of many choices that look good enough was lucky.
+
     Raises:
         ValueError: no point is within the cost.
     """
@@ -311,7 +313,7 @@ def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float
     if not affordable:
         cheapest = min(p.cost for p in points) if points else float("nan")
         raise ValueError(f"max_cost: {max_cost} is below the cheapest beams, which cost {cheapest:.4f}")
-    reaching = [p for p in affordable if p.coverage >= target]
+    reaching = [p for p in affordable if p.coverage - p.standard_error >= target]
     if reaching:
         return min(reaching, key=lambda p: (p.cost, p.beams))
     return max(affordable, key=lambda p: (p.coverage, -p.cost))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,10 @@ def test_beams_are_the_cheapest_that_reach_the_target() -> None:
     assert choose_beams(_points(), target=0.95, max_cost=0.05).beams == (4, 8)
     assert choose_beams(_points(), target=0.85, max_cost=1.0).beams == (2, 4)
     assert choose_beams(_points(), target=0.99, max_cost=0.05).beams == (4, 8)
+    unsure = [replace(point, standard_error=0.06) for point in _points()]
+    assert (
+        choose_beams(unsure, target=0.85, max_cost=1.0).cost > choose_beams(_points(), target=0.85, max_cost=1.0).cost
+    )
     with pytest.raises(ValueError, match=r"0\.0100"):
         choose_beams(_points(), target=0.5, max_cost=0.001)
     tiers = choose_tiers(_points())
