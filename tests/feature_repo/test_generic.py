@@ -191,7 +191,7 @@ def test_too_short_a_log_and_too_many_surfaces_are_refused(folder: Path) -> None
     not (SHARED / "ipinyou_samples").exists(), reason=f"ipinyou_samples is not below {SHARED} (set MIRACH_SHARED_DATA)"
 )
 def test_the_example_of_the_documentation_reads_a_real_ad_log(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text().replace("../../../shared/data", str(SHARED))
+    text = EXAMPLE.read_text().replace("../../data/raw", str(SHARED))
     (tmp_path / "mirach.toml").write_text(text)
     found = tables(GenericSource(tmp_path))
     assert sum(len(day["impressions"]) for day in found.values()) == 12_526
