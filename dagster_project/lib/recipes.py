@@ -32,6 +32,8 @@ class Recipe:
     """Requests of the next day on which the index is judged and its scorer compared with the control's."""
     node_requests: int
     """Requests whose best nodes become the data of test-time tuning."""
+    shadow_margin: float
+    """Share of its worth that a candidate may lose against what serves: above what two trainings differ by."""
     smoke_requests: int
     """Requests that a new Bento must answer as the engine does."""
     served_requests: int
@@ -59,7 +61,7 @@ def recipe(home: Home) -> Recipe:
         return Recipe(
             replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
             calibration_requests=60, audit_requests=120, held_out_requests=150, node_requests=120,
-            smoke_requests=40, served_requests=60,
+            shadow_margin=0.2, smoke_requests=40, served_requests=60,
             tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
             health=HealthLimits(max_largest_share=0.5, min_effective_share=0.3),
             tiers={"lite": (0.6, 0.3), "standard": (0.85, 0.6), "full": (0.95, 0.9)},
@@ -67,13 +69,13 @@ def recipe(home: Home) -> Recipe:
     if positives_only:
         return Recipe(
             preset, retrieval_days=ALL_DAYS, pair_rows=500, ads_per_row=16, calibration_requests=120,
-            audit_requests=600, held_out_requests=2_000, node_requests=1_500, smoke_requests=100,
+            audit_requests=600, held_out_requests=2_000, node_requests=1_500, shadow_margin=0.1, smoke_requests=100,
             served_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
             tiers={"lite": (0.85, 0.05), "standard": (0.95, 0.15), "full": (0.99, 0.3)}, health=HealthLimits(),
         )  # fmt: skip
     return Recipe(
         preset, retrieval_days=12, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,
-        held_out_requests=2_000, node_requests=1_500, smoke_requests=200, served_requests=1_000,
+        held_out_requests=2_000, node_requests=1_500, shadow_margin=0.04, smoke_requests=200, served_requests=1_000,
         tuning=TuningConfig(), recall_floor=0.8,
         tiers=TIER_TARGETS, health=HealthLimits(),
     )  # fmt: skip

@@ -27,7 +27,6 @@ from models.metrics import recall_at_k
 from models.release import Pointer, promote, read_pointer
 
 SERVED_K = 50
-MARGIN = 0.02
 
 
 def build(home: Home, as_of: str) -> BuiltBento:
@@ -78,7 +77,7 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
                 "cost": float(np.mean([a.cost for a in answers])),
             }
         )  # fmt: skip
-    report = {**_compare(names, values, data, row_B, home.seed), "rows": rows, "candidate": candidate}
+    report = {**_compare(names, values, data, row_B, home), "rows": rows, "candidate": candidate}
     report["recall"] = rows[0]["value"]
     report["overlap"] = _overlap(*(answered[name] for name in names)) if len(names) == 2 else 1.0
     write_json_atomically(_path(home, "shadow", as_of), report)
@@ -130,14 +129,15 @@ def _values(
 
 
 def _compare(
-    names: list[str], values: dict[str, np.ndarray[Any, Any]], data: FrameData, row_B: np.ndarray[Any, Any], seed: int
+    names: list[str], values: dict[str, np.ndarray[Any, Any]], data: FrameData, row_B: np.ndarray[Any, Any], home: Home
 ) -> dict[str, Any]:
     if len(names) == 1:
         return {"passed": True, "reason": "nothing else serves: there is nothing to be worse than"}
     ours, theirs = values[names[0]], values[names[1]]
     known = ~(np.isnan(ours) | np.isnan(theirs))
     user_B = data.user_code_R[torch.from_numpy(row_B)].numpy()
-    verdict = non_inferiority(ours[known], theirs[known], user_B[known], margin=MARGIN, seed=seed)
+    margin = recipe(home).shadow_margin
+    verdict = non_inferiority(ours[known], theirs[known], user_B[known], margin=margin, seed=home.seed)
     return {
         "passed": verdict.passed, "reason": f"candidate over serving: {verdict.reason}",
         "ratio": verdict.ratio.estimate, "ratio_low": verdict.ratio.low, "standard_error": verdict.ratio.standard_error,
