@@ -66,7 +66,7 @@ def measure(home: Path, source: str, preset: str, data: Path | None, seed: int) 
         "peak_rss_mb": first["peak_rss_mb"],
         "made": first["made"],
         "stage_s": first["stage_s"],
-        "results": first["results"],
+        "results": dict(first["results"]),
     }
 
 

@@ -44,5 +44,5 @@ def publish(result: Mapping[str, Any], json_path: Path | None) -> None:
     """Write the JSON file where one is asked for, and the result as the last line of standard output."""
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    sys.stdout.write(json.dumps(result["values"], sort_keys=True) + "\n")
+        json_path.write_text(json.dumps(result, indent=1) + "\n")
+    sys.stdout.write(json.dumps(result["values"]) + "\n")

@@ -101,7 +101,7 @@ def _print_summary(report: dict[str, Any], settings: Settings) -> None:
     table = Table(title=f"{report['source']}, {report['preset']}", title_justify="left")
     table.add_column("result")
     table.add_column("value", justify="right")
-    for label, value in report["results"].items():
+    for label, value in report["results"]:
         table.add_row(
             label, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         )
