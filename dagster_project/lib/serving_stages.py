@@ -25,6 +25,7 @@ from models.data import FrameData
 from models.index.audit import non_inferiority, requests_at, true_clicks
 from models.metrics import recall_at_k
 from models.release import Pointer, promote, read_pointer
+from models.schema import FeatureSchema
 
 SERVED_K = 50
 
@@ -62,11 +63,13 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
     row_B = order[: recipe(home).audit_requests].numpy()
     truth_BN = oracle_matrix(home, data, row_B)
     logged = home.facts().positives_only
-    requests = _logged_requests(data, row_B) if logged else _requests(home, as_of, data, row_B)
     names = [candidate] if pointer is None or pointer.version == candidate else [candidate, pointer.version]
+    if logged and len(names) == 2 and Engine.load(home.artifacts, names[1]).schema != data.schema:
+        names = names[:1]  # logged requests hold the newest features only: an older schema can't be asked
     values, rows, answered = {}, [], {}
     for name in names:
         engine = Engine.load(home.artifacts, name)
+        requests = _logged_requests(data, row_B) if logged else _requests(home, as_of, data, row_B, engine.schema)
         start = time.perf_counter()
         answers = engine.retrieve(requests)
         milliseconds = (time.perf_counter() - start) * 1e3 / len(requests)
@@ -84,14 +87,19 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
     return digest([names, [row["value"] for row in rows]]), report
 
 
-def _requests(home: Home, as_of: str, data: FrameData, row_B: np.ndarray[Any, Any]) -> list[Request]:
-    """Requests as they would come now: users read from the online store at the end of the day."""
+def _requests(
+    home: Home, as_of: str, data: FrameData, row_B: np.ndarray[Any, Any], schema: FeatureSchema
+) -> list[Request]:
+    """Requests as they would come now: users read from the online store at the end of the day.
+
+    Each release reads the features of its own schema: what serves may be older than the newest feature.
+    """
     from feature_repo.online import OnlineReader
 
     _, end_us = day_bounds_us(home.facts(), as_of)
     rows = torch.from_numpy(row_B)
     user_ids = data.users.user_id_U[data.user_code_R[rows]].tolist()
-    users = OnlineReader(home.path, data.schema).read(user_ids, end_us)
+    users = OnlineReader(home.path, schema).read(user_ids, end_us)
     surfaces = [data.schema.surfaces[int(code)] for code in data.surface_R[rows]]
     return [Request(u, s, AUDIT_K, end_us) for u, s in zip(users, surfaces, strict=True)]
 
