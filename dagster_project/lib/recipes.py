@@ -61,7 +61,7 @@ def recipe(home: Home) -> Recipe:
         return Recipe(
             replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
             calibration_requests=60, audit_requests=120, held_out_requests=150, node_requests=120,
-            shadow_margin=0.2, smoke_requests=40, served_requests=60,
+            shadow_margin=0.4, smoke_requests=40, served_requests=60,
             tuning=TuningConfig(num_steps=10, rows_per_step=32), recall_floor=0.5,
             health=HealthLimits(max_largest_share=0.5, min_effective_share=0.3),
             tiers={"lite": (0.6, 0.3), "standard": (0.85, 0.6), "full": (0.95, 0.9)},
