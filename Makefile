@@ -1,6 +1,6 @@
 # Mirach. `make run` is the whole loop; it ends with the commands that open each screen.
 #
-#   DATA      simulator | kuairand | amazon_beauty | amazon_sports   source of the log
+#   DATA      simulator | kuairand | amazon_beauty | amazon_sports | generic   source of the log
 #   DATA_DIR  folder of the raw files    (sources that are read from disk)
 #   PRESET    tiny | laptop              size of the world and of the models
 #   SEED      any integer                seeds the world and the training
@@ -37,9 +37,10 @@ $(STAMP): requirements.lock pyproject.toml
 run: $(STAMP)
 	@$(ENVIRONMENT) $(SETTINGS) $(BIN)/python -m dagster_project.run
 
+# USER counts only when it is given on the command line: every shell has one, the login name.
 # The user leaves lake, online store, logs and artefacts; the next run makes again what depended on the rows.
 erase: $(STAMP)
-	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.erase --user "$(USER)"
+	@$(ENVIRONMENT) $(BIN)/python -m dagster_project.erase --user "$(if $(filter command,$(origin USER)),$(USER))"
 
 # Lists what would go; APPLY=1 removes it.
 retain: $(STAMP)

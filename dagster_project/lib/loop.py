@@ -75,7 +75,7 @@ def result_rows(facts: SourceFacts) -> list[Row]:
         Row("  share of the full scan's cost, next day", held_out, last_day, ("cost",)),
         Row("  scorer over one without index (95 % bound)", held_out, last_day, (ratio, bound), "{:.4f} (> {:.4f})"),
         *_last_items(facts),
-        Row("shadow, recall of the candidate", "serving/shadow_report", release_day, ("recall",)),
+        Row("shadow, worth of the candidate", "serving/shadow_report", release_day, ("recall",)),
         Row("served requests", log, last_day, ("dagster/row_count",)),
         Row("  latency p50 / p99, ms", log, last_day, ("p50_ms", "p99_ms"), "{:.1f} / {:.1f}"),
         Row("  recall against exact", served, last_day, ("recall_vs_exact",)),
