@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dagster_project.lib.resources import Home
 from feature_repo.lake import Lake
-from feature_repo.oracle import frame_probabilities
+from feature_repo.oracle import click_matrix, frame_probabilities
 from feature_repo.tables import read_facts
 from feature_repo.training_tables import load_frame, load_history, load_tables
 from models.artifact import Artifact, Draft
@@ -101,24 +101,13 @@ def click_probabilities(home: Home, day: str) -> NDArray[np.float64] | None:
 
 
 def oracle_matrix(home: Home, data: FrameData, row_B: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """True click probability of every ad for every given request [B, N]; 0 for ads that are not live, None without an
-    oracle. Each surface is asked at the median time of its requests.
-    """
+    """True click probability of every ad for every given request [B, N]; None without an oracle."""
     if not home.facts().has_oracle:
         return None
-    oracle: Any = home.open_source().world  # type: ignore[attr-defined]
-    live_N = (~data.ads.retired_N).numpy()
-    ad_ids = data.ads.ad_id_N.numpy()[live_N]
-    surface_B, time_B = data.surface_R.numpy()[row_B], data.time_us_R.numpy()[row_B]
     user_B = data.users.user_id_U[data.user_code_R[torch.from_numpy(row_B)]].numpy()
-    truth_BN = np.zeros((len(row_B), len(live_N)), np.float32)
-    for code, surface in enumerate(data.schema.surfaces):
-        chosen = np.flatnonzero(surface_B == code)
-        for part in np.array_split(chosen, max(1, len(chosen) // 64)):
-            if len(part):
-                block = oracle.click_matrix(user_B[part], surface, int(np.median(time_B[part])), ad_ids)
-                truth_BN[np.ix_(part, np.flatnonzero(live_N))] = block
-    return truth_BN
+    surface_B, time_B = data.surface_R.numpy()[row_B], data.time_us_R.numpy()[row_B]
+    ads = data.ads.ad_id_N.numpy(), (~data.ads.retired_N).numpy()
+    return click_matrix(home.open_source(), user_B, surface_B, time_B, *ads)
 
 
 @contextmanager

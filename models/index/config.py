@@ -8,6 +8,8 @@ from typing import Any
 
 NUM_FEATURES = 3
 """Features of co-visits: each channel, and their mix, which is the counting floor itself."""
+LEARNERS = ("joint", "em", "separate", "random", "natural")
+"""How ads get their paths (`models/index/learners.py`); all but the first are what the joint index is compared with."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class RetrievalTraining:
     """Of so many ads, leaf by leaf, one is scanned for the listwise targets."""
     beam_best: int = 30
     """Ads of the full scan whose nodes are the listwise targets; of a sample, as large a share."""
+    em_rounds: int = 4
+    """Times that learner `em` builds its index again, evenly over the index's part of training."""
     codebook_rate: float = 0.1
     """Learning rate of the codebooks relative to that of the towers."""
     follow_rate: float = 0.5
@@ -84,6 +88,7 @@ class RetrievalConfig:
     """Sizes of the towers, the levels and the index. Levels come first, ads last, in the per-level tuples."""
 
     level_sizes: tuple[int, ...] = (32, 32)
+    learner: str = "joint"
     width: int = 32
     num_ad_vectors: int = 2
     num_user_vectors: tuple[int, ...] = (4, 4, 4)
@@ -116,6 +121,8 @@ class RetrievalConfig:
                 raise ValueError(
                     f"{name}: {value} needs one value a level and one for ads, {len(self.level_sizes) + 1}"
                 )
+        if self.learner not in LEARNERS:
+            raise ValueError(f"learner: {self.learner!r} is unknown; known learners: {', '.join(LEARNERS)}")
         if not self.level_sizes or min(self.level_sizes) < 1:
             raise ValueError(f"level_sizes: {self.level_sizes} needs at least one level of at least one node")
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from models.batch import AdTable, Batch
 from models.data import FrameData
 from models.index.config import RetrievalConfig
+from models.index.learners import WITH_CODEBOOKS, LearnerSchedule
 from models.index.losses import (
     Forward,
     Sample,
@@ -45,6 +46,9 @@ from models.training.optimizer import OptimizerConfig, TableOptimizer
 
 TABLES = ("tables.weight",)
 Progress = Callable[[int, int, dict[str, float]], None]
+Build = Callable[[RetrievalConfig, FeatureSchema, int], RetrievalModel]
+LEVELS_ONLY = ("levels.", "ensemble_LL", "sharpness_L")
+"""Parameters that learn in the second part of a separate index; the levels' last one, which scores ads, does not."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,16 @@ def train_retrieval(
     with_index: bool = True,
     initial: RetrievalModel | None = None,
     progress: Progress | None = None,
+    build: Build = RetrievalModel,
 ) -> tuple[RetrievalModel, TrainingReport]:
-    """Train on the training samples of `days`, oldest first.
+    """Train on the training samples of `days`, oldest first; learner `separate` goes through them twice.
 
     Args:
         pairs: one entry a day (or none at all): unlabelled pairs with the teacher's logits.
         with_index: False trains the same scorer on the same rows without any loss of the index: the control.
         initial: weights to start from (a warm start); its configuration must be `config`.
         progress: called with step, number of steps, and the step's losses.
+        build: makes the model from configuration, schema and seed; baselines with another scorer give their own.
 
     Raises:
         ValueError: there is no day, or `pairs` has another length than `days`.
@@ -99,35 +105,31 @@ def train_retrieval(
         raise ValueError("days: there is nothing to train on")
     if pairs and len(pairs) != len(days):
         raise ValueError(f"pairs: {len(pairs)} entries for {len(days)} days")
-    trainer = _Trainer(config, schema, days, seed, with_index, initial)
+    separate = with_index and config.learner == "separate" and initial is None
+    trainer = _Trainer(build(config, schema, seed), days, seed, with_index and not separate, initial)
     started = time.perf_counter()
-    for _ in range(trainer.epochs):
-        for number, day in enumerate(days):
-            trainer.day(day, pairs[number] if pairs else None, progress)
+    trainer.run(pairs, progress)
+    if separate:
+        scorer = trainer
+        trainer = _Trainer(build(config, schema, seed), days, seed, True, scorer.model, levels_only=True)
+        trainer.run((), progress)
+        trainer.num_rows += scorer.num_rows
     if with_index and trainer.index is None:
         trainer.start_index(days[-1].ads)
     trainer.model.eval()
-    tail = max(1, trainer.step // 10)
-    report = TrainingReport(
-        num_steps=trainer.step,
-        num_rows=trainer.num_rows,
-        seconds=time.perf_counter() - started,
-        losses={name: sum(values[-tail:]) / len(values[-tail:]) for name, values in trainer.losses.items()},
-        nodes_moved=trainer.nodes_moved,
-        used_leaves=trainer.used_leaves,
-    )
-    return trainer.model, report
+    return trainer.model, trainer.report(time.perf_counter() - started)
 
 
 class _Trainer:
     """State of one training."""
 
     def __init__(
-        self, config: RetrievalConfig, schema: FeatureSchema, days: Sequence[FrameData], seed: int, with_index: bool,
-        initial: RetrievalModel | None,
+        self, model: RetrievalModel, days: Sequence[FrameData], seed: int, with_index: bool,
+        initial: RetrievalModel | None, *, levels_only: bool = False,
     ) -> None:  # fmt: skip
-        self.config, self.training = config, config.training
-        self.model = RetrievalModel(config, schema, seed)
+        self.model, self.levels_only = model, levels_only
+        config = self.config = model.config
+        self.training = config.training
         if initial is not None:
             if self.model.covisits is not None:
                 self.model.covisits.resize(initial.state_dict(), "covisits.")
@@ -136,7 +138,12 @@ class _Trainer:
             self.model.covisits.fill(
                 days, history_length=config.history_length, max_neighbours=config.covisit_neighbours
             )
-        self.model.train()
+        # Levels alone learn in evaluation mode: running statistics of the ads must stay what the scorer learnt with.
+        self.model.train(not levels_only)
+        if levels_only:
+            ads_scorer = f"levels.{config.num_levels}."
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(name.startswith(LEVELS_ONLY) and not name.startswith(ads_scorer))
         self.generator = torch.Generator().manual_seed(seed)
         # Draws of the index come from their own stream: both variants see the same rows in the same order.
         self.index_generator = torch.Generator().manual_seed(seed + 1)
@@ -150,7 +157,9 @@ class _Trainer:
         self.epochs = max(self.training.epochs, -(-self.training.min_steps // max(1, per_epoch)))
         self.num_steps = per_epoch * self.epochs
         self.with_index = with_index
-        self.warm = initial is not None
+        self.warm = initial is not None and not levels_only
+        self.index_start = 0.0 if initial is not None else self.training.index_start
+        self.learner = LearnerSchedule(config.learner, self.training)
         self.queue = BalanceQueue(config.level_sizes, self.training.queue_length)
         self.index: Index | None = None
         self.log_shown_N = torch.zeros(0)
@@ -168,6 +177,24 @@ class _Trainer:
         rows_R = data.rows(kept_only=True)
         return rows_R if self.training.impression_weight > 0.0 else rows_R[data.label_RT[rows_R, 0] > 0.5]
 
+    def run(self, pairs: Sequence[TeacherPairs | None], progress: Progress | None) -> None:
+        """All epochs over all days."""
+        for _ in range(self.epochs):
+            for number, day in enumerate(self.days):
+                self.day(day, pairs[number] if pairs else None, progress)
+
+    def report(self, seconds: float) -> TrainingReport:
+        """What happened; losses are means of the last tenth of the steps."""
+        tail = max(1, self.step // 10)
+        return TrainingReport(
+            num_steps=self.step,
+            num_rows=self.num_rows,
+            seconds=seconds,
+            losses={name: sum(values[-tail:]) / len(values[-tail:]) for name, values in self.losses.items()},
+            nodes_moved=self.nodes_moved,
+            used_leaves=self.used_leaves,
+        )
+
     def day(self, data: FrameData, pairs: TeacherPairs | None, progress: Progress | None) -> None:
         """One pass over the training sample of a day."""
         live = (~data.ads.retired_N).nonzero().squeeze(1)
@@ -184,7 +211,7 @@ class _Trainer:
             self._snapshot(data.ads)
         for rows_B, batch in self._batches(data):
             share = self.step / max(1, self.num_steps)
-            if self.with_index and self.index is None and (self.warm or share >= self.training.index_start):
+            if self.with_index and self.index is None and share >= self.index_start:
                 self.start_index(data.ads)
             losses = self._losses(rows_B, batch, data, pairs, live, share)
             total = torch.stack(list(losses.values())).sum()
@@ -213,17 +240,15 @@ class _Trainer:
             with torch.no_grad():
                 live = (~ads.retired_N).nonzero().squeeze(1)
                 vector_ND = self.model.ad_vectors(ads, live).flatten(1)
-            self.model.index.initialise(vector_ND, self.index_generator)
+            self.learner.start(self.model, vector_ND, self.index_generator)
         self._snapshot(ads)
 
     def _refresh(self, ads: AdTable, live: Tensor, share: float) -> None:
         """Let the codebooks follow the ads, revive dead nodes (not at the very end), and take a snapshot."""
         with torch.no_grad():
             vector_ND = self.model.ad_vectors(ads, live).flatten(1)
-        self.model.index.follow(vector_ND, self.training.follow_rate)
-        if share < 0.8:
-            moved = self.model.index.reseed(vector_ND, self.index_generator, min_share=self.training.reseed_below)
-            self.nodes_moved += moved
+        progress = self._index_share(share)
+        self.nodes_moved += self.learner.refresh(self.model, vector_ND, share, progress, self.index_generator)
         self._snapshot(ads)
 
     def _optimise(self, total: Tensor) -> None:
@@ -233,7 +258,7 @@ class _Trainer:
         self.optimizer.step(decay(self.step, self.num_steps, self.training.final_rate))
         with torch.no_grad():
             for old, codebook in zip(before, self.model.index.codebook_LKD, strict=True):
-                codebook.copy_(torch.lerp(old, codebook, self.training.codebook_rate))
+                codebook.copy_(torch.lerp(old, codebook, self.learner.codebook_rate))
 
     def _snapshot(self, ads: AdTable) -> None:
         self.index = publish(self.model, ads)
@@ -241,8 +266,7 @@ class _Trainer:
 
     def _index_share(self, share: float) -> float:
         """How far the index's own part of training has come, 0 to 1."""
-        start = 0.0 if self.warm else self.training.index_start
-        return (share - start) / max(1e-9, 1.0 - start)
+        return (share - self.index_start) / max(1e-9, 1.0 - self.index_start)
 
     def _losses(
         self, rows_B: Tensor, batch: Batch, data: FrameData, pairs: TeacherPairs | None, live: Tensor, share: float
@@ -251,6 +275,9 @@ class _Trainer:
         sample = self._sample(live) if training.sampled_ads else None
         step = forward(self.model, batch, data.ads, training.trunk_gradient, sample)
         losses, logit_YU = scorer_losses(self.model, step, training.impression_weight)
+        if self.levels_only:
+            assert self.index is not None
+            return self._index_losses(step, logit_YU, live, share, self.index)
         losses["softmax"] = losses["softmax"] * training.softmax_weight
         if training.engagement_weight > 0.0:
             place_X, item_X = next_engagements(data, rows_B, training.engagement_rows)
@@ -290,26 +317,37 @@ class _Trainer:
         warm = min(1.0, progress / max(1e-9, training.index_warm_up))
         gradient = training.level_gradient * (share >= training.gradient_start) * warm
         alpha = training.min_alpha + (training.max_alpha - training.min_alpha) * progress**training.alpha_exponent
-        quantised = model.index(scale_gradient(step.vector_UQd.flatten(1), gradient), alpha)
         asked = step.first(training.level_rows)
         nodes = score_nodes(model, index, asked.clicked, training.beam_width)
         scale = training.index_weight * warm
-        chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
-        uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
+        pseudo_LUD: tuple[Tensor, ...] = ()
+        if training.impression_weight > 0.0:
+            pseudo_LUD = self._pseudo_ads(step, scale_gradient(step.vector_UQd.flatten(1), gradient), alpha, index)
         losses = {
             "level_softmax": node_softmax(index, asked, nodes, self.log_shown_N) * scale * training.softmax_weight,
             "ensemble": ensemble_loss(model, index, asked, logit_YU[: len(asked.row_Y)], nodes),
-            "reconstruction": uniform.reconstruction * training.reconstruction_weight,
-            "balance": self.queue.loss(uniform) * training.balance_weight * warm,
         }
-        if training.impression_weight > 0.0:
-            impressions, gap = pseudo_ad_losses(model, step, index, quantised)
+        if model.config.learner == "joint":
+            chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
+            uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
+            losses["reconstruction"] = uniform.reconstruction * training.reconstruction_weight
+            losses["balance"] = self.queue.loss(uniform) * training.balance_weight * warm
+        if pseudo_LUD:
+            impressions, gap = pseudo_ad_losses(model, step, index, pseudo_LUD)
             losses["level_impressions"] = impressions * scale * training.impression_weight
             losses["alignment"] = gap * scale * training.alignment_weight
         if training.beam_weight > 0.0 and self.step % training.beam_every == 0:
             beam = beam_loss(model, index, asked.clicked, nodes, training, self.step // training.beam_every)
             losses["beam"] = beam * training.beam_weight * warm
         return losses
+
+    def _pseudo_ads(self, step: Forward, vector_UD: Tensor, alpha: float, index: Index) -> tuple[Tensor, ...]:
+        """What stands for each ad of the batch at every level: a soft mixture of nodes, or the node it is in."""
+        if self.config.learner in WITH_CODEBOOKS:
+            pseudo_LUD: tuple[Tensor, ...] = self.model.index(vector_UD, alpha).pseudo_LND
+            return pseudo_LUD
+        # Ads without a published path have no node; their rows stand for a handful of retired ads.
+        return tuple(level.vector_KQd.flatten(1)[level.node_N[step.code_U].clamp(min=0)] for level in index.levels)
 
 
 def next_engagements(data: FrameData, rows_B: Tensor, limit: int) -> tuple[Tensor, Tensor]:

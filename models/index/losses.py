@@ -18,6 +18,7 @@ F interaction features, N ads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,9 +29,9 @@ from models.batch import AdTable, Batch
 from models.gem.embeddings import local_codes
 from models.index.config import RetrievalTraining
 from models.index.interactions import Interest
+from models.index.learners import WITH_CODEBOOKS
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, thinned
-from models.index.quantizer import Quantised
 from models.index.search import scan_scores
 
 
@@ -190,14 +191,16 @@ def distillation_loss(
     return error_BJ.square().sum() / known_BJ.sum().clamp(min=1)
 
 
-def pseudo_ad_losses(model: RetrievalModel, step: Forward, index: Index, quantised: Quantised) -> tuple[Tensor, Tensor]:
+def pseudo_ad_losses(
+    model: RetrievalModel, step: Forward, index: Index, pseudo_LUD: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Mean over levels of the log-loss of the rows' pseudo ads and of the misalignment of interaction towers."""
     num_levels = model.config.num_levels
     wanted_IB1 = model.level(num_levels).interaction(step.own_feature_FB1).detach()
     loss, gap = step.trunk_BT.new_zeros(()), step.trunk_BT.new_zeros(())
     for number in range(num_levels):
         over = model.level(number)
-        pseudo_BQd = model.as_vectors(quantised.pseudo_LND[number])[step.local_B]
+        pseudo_BQd = model.as_vectors(pseudo_LUD[number])[step.local_B]
         node_B = index.levels[number].node_N[step.batch.ad_code_B]
         feature_FB1 = _own_node_features(index, step.interest, number, node_B)
         logit_B = over.own(over.state(step.level_trunk_BT), pseudo_BQd[:, None], feature_FB1).squeeze(1)
@@ -223,7 +226,9 @@ def score_nodes(model: RetrievalModel, index: Index, state: UserState, beam_widt
     visited_YK = torch.ones((state.num_rows, index.levels[0].num_nodes), dtype=torch.bool)
     logits, scores, visits = [], [], []
     for number, level in enumerate(index.levels):
-        vector_KQd = model.as_vectors(model.index.node_vectors(level.path_KL))
+        vector_KQd = level.vector_KQd
+        if model.config.learner in WITH_CODEBOOKS:
+            vector_KQd = model.as_vectors(model.index.node_vectors(level.path_KL))
         feature_FYK = _level_features(index, state.interest, number)
         logit_YK = model.level(number).shared(state.levels[number], vector_KQd, feature_FYK)
         score_YK = logit_YK

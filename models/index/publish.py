@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.batch import AdTable
+from models.index.learners import ad_paths, node_centres
 from models.index.monn import RetrievalModel
 
 
@@ -80,7 +81,7 @@ def publish(model: RetrievalModel, ads: AdTable, *, excluded_N: Tensor | None = 
     if not bool(live_N.any()):
         raise ValueError(f"ads: none of the {len(live_N)} ads is live")
     vector_NQd = model.ad_vectors(ads)
-    return build_index(model, ads, vector_NQd, model.index.assign(vector_NQd.flatten(1)), live_N)
+    return build_index(model, ads, vector_NQd, ad_paths(model, ads, vector_NQd), live_N)
 
 
 @torch.no_grad()
@@ -152,7 +153,7 @@ def _level(
     else:
         parent_X = torch.searchsorted(key_K, below_K // model.config.level_sizes[path_NL.shape[1]])
     child_start_K1 = torch.searchsorted(parent_X, torch.arange(len(key_K) + 1, device=parent_X.device))
-    centre_KD = model.index.node_vectors(path_KL)
+    centre_KD = node_centres(model, path_KL, vector_NQd[code_S], node_S)
     value_KGR, weight_KGR = node_values(ads.group_NG[code_S], node_S, len(key_K), model.config.node_values)
     distance_S = (vector_NQd[code_S].flatten(1) - centre_KD[node_S]).square().sum(1)
     return NodeLevel(

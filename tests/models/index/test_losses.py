@@ -159,7 +159,7 @@ def test_losses_of_levels_reach_what_they_should() -> None:
         }
 
     quantised = model.index(step.vector_UQd.detach().flatten(1), 1.0)
-    impressions, gap = pseudo_ad_losses(model, step, index, quantised)
+    impressions, gap = pseudo_ad_losses(model, step, index, quantised.pseudo_LND)
     reached = gradients(impressions)
     assert {"index.codebook_LKD.0", "index.codebook_LKD.1", "levels.0.vectors.weight"} <= reached
     assert "ad_tower.net.0.weight" not in reached

@@ -1,0 +1,218 @@
+"""One cell of the index benchmark: train a variant on a data set, judge it, and keep what its requests got.
+
+A cell is a JSON file and an array file in the cache; it is computed once, so that a stopped benchmark goes on.
+
+Shape legend: B requests, K results, N ads, C points of the cost grid.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.baselines import dot_config, mixture_of_logits, two_tower
+from benchmarks.worlds import World
+from models.data import FrameData
+from models.index.audit import (
+    Answers,
+    Requests,
+    Scan,
+    affordable,
+    answer,
+    beam_choices,
+    beam_sweep,
+    choose_beams,
+    draw_requests,
+    requests_at,
+    true_clicks,
+)
+from models.index.config import RetrievalConfig, RetrievalTraining
+from models.index.health import index_health
+from models.index.joint import train_retrieval
+from models.index.monn import RetrievalModel
+from models.index.publish import Index, publish
+from models.metrics import recall_at_k
+from models.training.presets import open_preset
+
+COSTS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05)
+"""Grid of costs, as shares of the full scan."""
+K, LARGE_K = 10, 100
+CALIBRATION, JUDGED = 200, 4_000
+Change = Callable[[RetrievalConfig], RetrievalConfig]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is trained: a change of the set's configuration, with or without an index."""
+
+    name: str
+    what: str
+    change: Change
+    with_index: bool = True
+    build: Callable[..., RetrievalModel] = RetrievalModel
+
+
+def _same(config: RetrievalConfig) -> RetrievalConfig:
+    return config
+
+
+def _learner(name: str) -> Change:
+    return lambda config: replace(config, learner=name)
+
+
+def _training(**values: Any) -> Change:
+    return lambda config: replace(config, training=replace(config.training, **values))
+
+
+VARIANTS = {
+    v.name: v
+    for v in (
+        Variant("joint", "model and index under one loss", _same),
+        Variant("none", "the same scorer without any loss of an index", _same, with_index=False),
+        Variant("separate", "scorer first, k-means after, then the levels (SIL)", _learner("separate")),
+        Variant("em", "k-means again every few rounds, paths fixed between", _learner("em")),
+        Variant("random", "random tree", _learner("random")),
+        Variant("natural", "category, then advertiser", _learner("natural")),
+        Variant("mixture", "mixture of logits, exact", _same, with_index=False, build=mixture_of_logits),
+        Variant("two_tower", "two tower, exact dot product", dot_config, with_index=False, build=two_tower),
+        Variant("no_balance", "joint without the balance loss", _training(balance_weight=0.0)),
+        Variant("no_schedule", "joint with alpha fixed at its last value", _training(min_alpha=20.0)),
+        Variant("no_warm_up", "joint with the index's full weight at once", _training(index_warm_up=0.0)),
+        Variant("no_beam", "joint without negatives from the beam", _training(beam_weight=0.0)),
+        Variant("no_follow", "joint whose nodes move by gradients only", _training(follow_rate=0.0)),
+        Variant("one_level", "joint with one level of as many leaves", lambda c: _one_level(c)),
+    )
+}
+"""Name -> variant."""
+
+
+def _one_level(config: RetrievalConfig) -> RetrievalConfig:
+    size = int(np.prod(config.level_sizes)) // 2
+    ends = (config.num_user_vectors[0], config.num_user_vectors[-1])
+    return replace(config, level_sizes=(size,), num_user_vectors=ends, hidden=(config.hidden[0], config.hidden[-1]))
+
+
+def configuration(world: World, values: Mapping[str, Any] | None = None) -> RetrievalConfig:
+    """The preset's configuration for a data set, with some values of its training replaced."""
+    name = "tiny" if world.name == "tiny" else "laptop"
+    config = open_preset(name, world.source.facts.name, positives_only=world.positives_only).retrieval
+    training: RetrievalTraining = replace(config.training, distillation_weight=0.0, **(values or {}))
+    return replace(config, exclude_seen=not world.source.facts.repeats, training=training)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Figures of a cell, and what each judged request got."""
+
+    values: dict[str, Any]
+    arrays: dict[str, Floats]
+    """`user`, `best` (what the best answer is worth), `scorer` and `exact` by K and LARGE_K, `cost.<share>`."""
+
+    def save(self, path: Path) -> None:
+        """Write both files, arrays first: the JSON says that the cell is whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self.arrays, path.with_suffix(".safetensors"))
+        path.with_suffix(".json").write_text(json.dumps(self.values, indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> Cell:
+        """Read a cell."""
+        arrays = load_file(path.with_suffix(".safetensors"))
+        return cls(json.loads(path.with_suffix(".json").read_text()), arrays)
+
+
+def run_cell(
+    world: World, variant: Variant, seed: int, values: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int, dict[str, float]], None] | None = None,
+) -> Cell:  # fmt: skip
+    """Train and judge one variant."""
+    config, days = variant.change(configuration(world, values)), world.days()
+    started = time.perf_counter()
+    model, report = train_retrieval(
+        config, days[0].schema, days, seed=seed, with_index=variant.with_index, build=variant.build, progress=progress
+    )
+    trained_s = time.perf_counter() - started
+    data = world.judged_day()
+    calibration, judged = _requests(world, data)
+    arrays: dict[str, Floats] = {"user": judged.user_B.astype(np.float64)}
+    index = publish(model, data.ads)
+    ways: list[tuple[int, ...] | Scan] = ["ad_scorer"]
+    beams: dict[float, tuple[int, ...]] = {}
+    if variant.with_index:
+        beams = _beams(model, index, data, calibration)
+        ways += ["exact", *beams.values()]
+    truth_BN = world.truth(data, judged.row_B)
+    found = answer(model, index, data, judged.row_B, ways, k=LARGE_K)
+    worth = _worth(judged, truth_BN)
+    arrays |= {f"scorer@{k}": worth(found[0], k) for k in (K, LARGE_K)}
+    if truth_BN is not None:
+        arrays |= {f"best@{k}": _best(truth_BN, k) for k in (K, LARGE_K)}
+    figures: dict[str, Any] = {
+        "data": world.name, "variant": variant.name, "what": variant.what, "seed": seed, "config": asdict(config),
+        "train_s": round(trained_s, 1), "steps": report.num_steps, "ads": index.num_ads, "requests": len(judged.row_B),
+    }  # fmt: skip
+    if variant.with_index:
+        arrays |= {f"exact@{k}": worth(found[1], k) for k in (K, LARGE_K)}
+        figures |= _index_figures(model, index, found, beams, arrays, worth)
+    figures["seconds"] = round(time.perf_counter() - started, 1)
+    return Cell(figures, arrays)
+
+
+def _requests(world: World, data: FrameData) -> tuple[Requests, Requests]:
+    """Calibration and judged requests of different users; positives-only sets judge the last item of each user."""
+    if not world.positives_only:
+        calibration, judged = draw_requests(data, (CALIBRATION, JUDGED), seed=0)
+        return calibration, judged
+    rows = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
+    rows = np.random.default_rng(0).permutation(rows)
+    first, second = requests_at(data, rows[:CALIBRATION]), requests_at(data, rows[CALIBRATION:])
+    return first, second
+
+
+def _beams(model: RetrievalModel, index: Index, data: FrameData, calibration: Requests) -> dict[float, tuple[int, ...]]:
+    """Best beams within every cost of the grid that admits any, by coverage of the calibration requests."""
+    choices = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=max(COSTS))
+    points = beam_sweep(model, index, data, calibration, choices, k=K)
+    cheapest = min(point.cost for point in points)
+    return {c: choose_beams(points, target=2.0, max_cost=c).beams for c in COSTS if c >= cheapest}
+
+
+def _worth(judged: Requests, truth_BN: NDArray[Any] | None) -> Callable[[Answers, int], Floats]:
+    """What the first k ads of an answer are worth: expected clicks, or the share of the clicked ads."""
+
+    def worth(found: Answers, k: int) -> Floats:
+        code_BK = found.ad_code_BK[:, :k]
+        return recall_at_k(code_BK, judged.relevant_BM) if truth_BN is None else true_clicks(code_BK, truth_BN)
+
+    return worth
+
+
+def _best(truth_BN: NDArray[Any], k: int) -> Floats:
+    best_B: Floats = np.partition(truth_BN, -k, axis=1)[:, -k:].sum(axis=1).astype(np.float64)
+    return best_B
+
+
+def _index_figures(
+    model: RetrievalModel, index: Index, found: list[Answers], beams: Mapping[float, tuple[int, ...]],
+    arrays: dict[str, Floats], worth: Callable[[Answers, int], Floats],
+) -> dict[str, Any]:  # fmt: skip
+    """Curve over the cost grid and health; the worth of every request at every cost goes into `arrays`."""
+    curve, exact_BK = [], found[1].ad_code_BK[:, :K]
+    for (cost, beam), answers in zip(beams.items(), found[2:], strict=True):
+        arrays[f"cost.{cost}"] = worth(answers, K)
+        coverage = float(np.nanmean(recall_at_k(answers.ad_code_BK[:, :K], exact_BK)))
+        curve.append({"limit": cost, "beams": beam, "cost": float(answers.cost_B.mean()), "coverage": coverage})
+    health = index_health(model, index)
+    with torch.no_grad():
+        weights = [round(float(w), 4) for w in model.ensemble_weights()[-1]]
+    return {"curve": curve, "health": health.to_dict(), "leaves": index.level_sizes[-1], "path_weights": weights}
