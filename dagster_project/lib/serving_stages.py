@@ -64,8 +64,10 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
     truth_BN = oracle_matrix(home, data, row_B)
     logged = home.facts().positives_only
     names = [candidate] if pointer is None or pointer.version == candidate else [candidate, pointer.version]
+    alone = "nothing else serves: there is nothing to be worse than"
     if logged and len(names) == 2 and Engine.load(home.artifacts, names[1]).schema != data.schema:
-        names = names[:1]  # logged requests hold the newest features only: an older schema can't be asked
+        alone = f"{names[1]} serves with an older feature schema, and logged requests hold the newest features only"
+        names = names[:1]
     values, rows, answered = {}, [], {}
     for name in names:
         engine = Engine.load(home.artifacts, name)
@@ -80,7 +82,8 @@ def shadow(home: Home, as_of: str) -> tuple[str, dict[str, Any]]:
                 "cost": float(np.mean([a.cost for a in answers])),
             }
         )  # fmt: skip
-    report = {**_compare(names, values, data, row_B, home), "rows": rows, "candidate": candidate}
+    verdict = _compare(names, values, data, row_B, home) if len(names) == 2 else {"passed": True, "reason": alone}
+    report = {**verdict, "rows": rows, "candidate": candidate}
     report["recall"] = rows[0]["value"]
     report["overlap"] = _overlap(*(answered[name] for name in names)) if len(names) == 2 else 1.0
     write_json_atomically(_path(home, "shadow", as_of), report)
@@ -139,8 +142,6 @@ def _values(
 def _compare(
     names: list[str], values: dict[str, np.ndarray[Any, Any]], data: FrameData, row_B: np.ndarray[Any, Any], home: Home
 ) -> dict[str, Any]:
-    if len(names) == 1:
-        return {"passed": True, "reason": "nothing else serves: there is nothing to be worse than"}
     ours, theirs = values[names[0]], values[names[1]]
     known = ~(np.isnan(ours) | np.isnan(theirs))
     user_B = data.user_code_R[torch.from_numpy(row_B)].numpy()

@@ -18,7 +18,7 @@ from dagster_project.lib.training import click_probabilities, frame_data, frame_
 from models.artifact import Draft
 from models.data import FrameData
 from models.training.storage import load_student, save_student
-from models.transfer.distill import compare, comparison_table, train_by_day, train_student
+from models.transfer.distill import compare, comparison_table, newest, train_by_day
 from models.transfer.labels import label_day, save_labels
 from models.transfer.student import Student
 
@@ -80,11 +80,13 @@ def train_vertical(home: Home, partition: str, code: str) -> tuple[str, list[dic
 
     def vertical_of(snapshot: str, day: FrameData) -> Student:
         shared = load_student(domain, snapshot)
-        return train_student(values.student, values.transfer, [day], home.seed, surface=surface, start_from=shared)
+        return newest(
+            train_by_day(values.student, values.transfer, [day], home.seed, surface=surface, start_from=shared)
+        )
 
     untaught = replace(values.transfer, technique="none")
     students = {
-        "none": train_student(values.student, untaught, earlier, home.seed, surface=surface),
+        "none": newest(train_by_day(values.student, untaught, earlier, home.seed, surface=surface)),
         "domain model": load_student(domain, TWO_DAYS_AGO),
         "vertical": vertical_of(TWO_DAYS_AGO, earlier[-1]),
     }

@@ -150,17 +150,9 @@ def train_by_day(
         yield model
 
 
-def train_student(
-    config: StudentConfig,
-    transfer: TransferConfig,
-    days: Sequence[FrameData],
-    seed: int,
-    *,
-    surface: int | None = None,
-    start_from: Student | None = None,
-) -> Student:
+def newest(students: Iterator[Student]) -> Student:
     """The student of `train_by_day` after the last day."""
-    *_, student = train_by_day(config, transfer, days, seed, surface=surface, start_from=start_from)
+    *_, student = students
     return student
 
 

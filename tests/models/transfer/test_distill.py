@@ -11,7 +11,7 @@ import torch
 from models.data import FrameData
 from models.training.loop import TrainConfig
 from models.training.optimizer import OptimizerConfig
-from models.transfer.distill import TransferConfig, compare, comparison_table, train_by_day, train_student
+from models.transfer.distill import TransferConfig, compare, comparison_table, newest, train_by_day
 from models.transfer.student import Student, StudentConfig
 from tests.models.worlds import World, make_world
 
@@ -39,10 +39,12 @@ def _transfer(**changes: object) -> TransferConfig:
 
 def test_every_taught_student_gains_from_an_oracle_teacher(world: World, taught_days: list[FrameData]) -> None:
     students: dict[str, Student] = {
-        "none": train_student(SMALL, _transfer(technique="none"), taught_days, seed=0),
-        "plain": train_student(SMALL, _transfer(technique="plain", weight=2.0), taught_days, seed=0),
-        "auxiliary": train_student(SMALL, _transfer(weight=3.0, beta=3.0), taught_days, seed=0),
-        "adapter": train_student(SMALL, _transfer(technique="adapter", weight=3.0, beta=3.0), taught_days, seed=0),
+        "none": newest(train_by_day(SMALL, _transfer(technique="none"), taught_days, seed=0)),
+        "plain": newest(train_by_day(SMALL, _transfer(technique="plain", weight=2.0), taught_days, seed=0)),
+        "auxiliary": newest(train_by_day(SMALL, _transfer(weight=3.0, beta=3.0), taught_days, seed=0)),
+        "adapter": newest(
+            train_by_day(SMALL, _transfer(technique="adapter", weight=3.0, beta=3.0), taught_days, seed=0)
+        ),
     }
     result = compare(students, world.days[2], np.random.default_rng(0), probability_R=world.probability[2])
     assert result["none"].against_untaught is None
@@ -59,13 +61,13 @@ def test_every_taught_student_gains_from_an_oracle_teacher(world: World, taught_
 
 
 def test_vertical_shares_the_domain_models_parameters(world: World, taught_days: list[FrameData]) -> None:
-    domain = train_student(SMALL, _transfer(), taught_days[:1], seed=0)
+    domain = newest(train_by_day(SMALL, _transfer(), taught_days[:1], seed=0))
     before = {name: value.clone() for name, value in domain.state_dict().items()}
-    vertical = train_student(SMALL, _transfer(), taught_days[1:], seed=1, surface=1, start_from=domain)
+    vertical = newest(train_by_day(SMALL, _transfer(), taught_days[1:], seed=1, surface=1, start_from=domain))
     assert all(torch.equal(value, domain.state_dict()[name]) for name, value in before.items())
     own = {name for name, value in vertical.state_dict().items() if not torch.equal(value, before[name])}
     assert own == {"serving.weight", "serving.bias", "bias_ST"}
-    alone = train_student(SMALL, _transfer(), taught_days[1:], seed=1, surface=1)
+    alone = newest(train_by_day(SMALL, _transfer(), taught_days[1:], seed=1, surface=1))
     result = compare(
         {"none": alone, "shared": vertical}, world.days[2], np.random.default_rng(0), surface=1,
         probability_R=world.probability[2],
@@ -82,8 +84,8 @@ def test_training_day_by_day_shows_every_day_and_ends_like_training_at_once(taug
         for student in train_by_day(SMALL, _transfer(), taught_days, seed=0)
     ]
     assert len(seen) == len(taught_days)
-    first = train_student(SMALL, _transfer(), taught_days[:1], seed=0).state_dict()
-    last = train_student(SMALL, _transfer(), taught_days, seed=0).state_dict()
+    first = newest(train_by_day(SMALL, _transfer(), taught_days[:1], seed=0)).state_dict()
+    last = newest(train_by_day(SMALL, _transfer(), taught_days, seed=0)).state_dict()
     assert all(torch.equal(value, seen[0][name]) for name, value in first.items())
     assert all(torch.equal(value, seen[-1][name]) for name, value in last.items())
     assert not torch.equal(first["serving.weight"], last["serving.weight"])
@@ -91,6 +93,6 @@ def test_training_day_by_day_shows_every_day_and_ends_like_training_at_once(taug
 
 def test_taught_techniques_need_a_teacher(world: World) -> None:
     with pytest.raises(ValueError, match=r"days\[0\]: technique 'auxiliary' needs teacher logits"):
-        train_student(SMALL, _transfer(), world.days[:1], seed=0)
+        newest(train_by_day(SMALL, _transfer(), world.days[:1], seed=0))
     with pytest.raises(ValueError, match="at least one day"):
-        train_student(SMALL, _transfer(), [], seed=0)
+        newest(train_by_day(SMALL, _transfer(), [], seed=0))
