@@ -18,6 +18,7 @@ CODE = code_version(
     "dagster_project/lib/index_stages.py", "dagster_project/lib/training.py",
 )  # fmt: skip
 HELD_OUT_CODE = code_version("dagster_project/lib/control_stages.py", "models/index/audit.py")
+EXPLAIN_CODE = code_version("dagster_project/lib/explain_stages.py", "models/index/explain.py")
 ORDER_CODE = code_version(
     "dagster_project/lib/order_stages.py", "feature_repo/adapters", "feature_repo/transforms", "models/index"
 )
@@ -65,6 +66,20 @@ def hierarchical_index(home: Home, as_of: str) -> Made:
         "slices": table([{"slice": name, **row} for name, row in audit["report"]["slices"].items()]),
     }
     return Made(version, metadata)
+
+
+@stage_asset(
+    "index", "explanation",
+    deps=[["index", "hierarchical_index"], ["index", "retrieval_model"], ["features", "training_frame"]],
+    kinds={"pytorch"}, code=EXPLAIN_CODE, job="release", condition=NIGHTLY,
+)  # fmt: skip
+def explanation(home: Home, as_of: str) -> Made:
+    """What the tree means: purity of its nodes beside a random tree's, and the nodes that some requests visited."""
+    from dagster_project.lib import explain_stages
+
+    path, levels = explain_stages.explain(home, as_of)
+    rows = table(explain_stages.purity_rows(levels))
+    return Made(digest(levels), {"page": dg.MetadataValue.path(str(path)), "purity": rows})
 
 
 @stage_check("index", "hierarchical_index", "health")
