@@ -49,6 +49,7 @@ K, LARGE_K = 10, 100
 CALIBRATION, JUDGED = 200, 4_000
 Change = Callable[[RetrievalConfig], RetrievalConfig]
 Floats = NDArray[np.float64]
+Further = Callable[[RetrievalModel, Index, FrameData, Mapping[float, tuple[int, ...]]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,13 @@ class Cell:
 
 def run_cell(
     world: World, variant: Variant, seed: int, values: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int, dict[str, float]], None] | None = None,
+    further: Further | None = None,
 ) -> Cell:  # fmt: skip
-    """Train and judge one variant."""
+    """Train and judge one variant; `further` adds figures of the trained model, given its index and its beams."""
     config, days = variant.change(configuration(world, values)), world.days()
     started = time.perf_counter()
     model, report = train_retrieval(
-        config, days[0].schema, days, seed=seed, with_index=variant.with_index, build=variant.build, progress=progress
+        config, days[0].schema, days, seed=seed, with_index=variant.with_index, build=variant.build
     )
     trained_s = time.perf_counter() - started
     data = world.judged_day()
@@ -164,6 +165,8 @@ def run_cell(
     if variant.with_index:
         arrays |= {f"exact@{k}": worth(found[1], k) for k in (K, LARGE_K)}
         figures |= _index_figures(model, index, found, beams, arrays, worth)
+    if further is not None:
+        figures |= further(model, index, data, beams)
     figures["seconds"] = round(time.perf_counter() - started, 1)
     return Cell(figures, arrays)
 
