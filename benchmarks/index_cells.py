@@ -46,7 +46,7 @@ from models.training.presets import open_preset
 COSTS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05)
 """Grid of costs, as shares of the full scan."""
 K, LARGE_K = 10, 100
-CALIBRATION, JUDGED = 200, 4_000
+CALIBRATION, JUDGED, JUDGED_POSITIVES = 200, 4_000, 8_000
 Change = Callable[[RetrievalConfig], RetrievalConfig]
 Floats = NDArray[np.float64]
 Further = Callable[[RetrievalModel, Index, FrameData, Mapping[float, tuple[int, ...]]], dict[str, Any]]
@@ -178,8 +178,8 @@ def _requests(world: World, data: FrameData) -> tuple[Requests, Requests]:
         return calibration, judged
     rows = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
     rows = np.random.default_rng(0).permutation(rows)
-    first, second = requests_at(data, rows[:CALIBRATION]), requests_at(data, rows[CALIBRATION:])
-    return first, second
+    both = rows[:CALIBRATION], rows[CALIBRATION : CALIBRATION + JUDGED_POSITIVES]
+    return requests_at(data, both[0]), requests_at(data, both[1])
 
 
 def _beams(model: RetrievalModel, index: Index, data: FrameData, calibration: Requests) -> dict[float, tuple[int, ...]]:
