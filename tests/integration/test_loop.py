@@ -85,6 +85,15 @@ def test_a_release_was_promoted_and_its_bento_exists(tiny_home):
     assert list((tiny_home / "bentoml" / "bentos" / "retrieval").glob(f"{pointer.version}-*"))
 
 
+def test_the_explain_page_shows_purity_nodes_and_requests_and_needs_no_network(tiny_home):
+    page = (tiny_home / "reports" / "index" / f"explain-{RELEASE_DAY}.html").read_text()
+    assert page.count("<h2>Request ") == 5
+    assert "Level 2: the largest of" in page
+    assert page.count("<td>category") >= 2
+    for forbidden in ("<script", "http://", "https://", "src="):
+        assert forbidden not in page
+
+
 def test_promotion_reads_the_audit_again_and_refuses(tiny_home, tmp_path):
     from dagster_project.lib.serving_stages import promote_candidate
 
