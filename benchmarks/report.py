@@ -52,9 +52,11 @@ def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def splice(readme: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The README with its results table replaced by the `headline` rows of all results."""
-    rows = [row for _, result in sorted(results.items()) for row in result.get("headline", [])]
-    table = ["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)]
+    """The README with its results table replaced by the `headline` rows of all results, the first of each in bold."""
+    table = ["| what | measured |", "| --- | --- |"]
+    for _, result in sorted(results.items()):
+        for number, (what, value) in enumerate(result.get("headline", [])):
+            table.append(f"| {what} | {value} |" if number else f"| **{what}** | **{value}** |")
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n" + "\n".join(table) + f"\n{END}{after}"
