@@ -59,7 +59,7 @@ def _line(cell: Cell) -> str:
     if f"exact@{K}" in cell.arrays:
         parts.append(f"exact {_value(cell, f'exact@{K}'):.4f}")
         parts += [f"coverage {p['coverage']:.3f} at {p['cost']:.2%}" for p in cell.values["curve"][-1:]]
-        parts.append(f"area {np.mean(area(cell)):.4f}, leaves {cell.values['leaves']}")
+        parts.append(f"area {np.nanmean(area(cell)):.4f}, leaves {cell.values['leaves']}")
     return ", ".join([*parts, f"{cell.values['seconds']:.0f} s"])
 
 
@@ -115,7 +115,7 @@ def table(cells: Cells, variants: Sequence[str]) -> dict[str, dict[str, Any]]:
         if all("curve" in cell.values for cell in mine):
             row["exact@10"] = np.mean([_value(cell, "exact@10") for cell in mine])
             row |= {f"coverage at {c:.2%}": np.mean([_coverage(cell, c) for cell in mine]) for c in (0.01, 0.02, 0.05)}
-            row["area"] = np.mean([area(cell).mean() for cell in mine])
+            row["area"] = np.mean([np.nanmean(area(cell)) for cell in mine])
             row["leaves"] = np.mean([cell.values["leaves"] for cell in mine])
             row["alive"] = np.mean([_alive(cell) for cell in mine])
             row["largest leaf over mean"] = max(_largest(cell) for cell in mine)
