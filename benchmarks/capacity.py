@@ -134,7 +134,7 @@ def main() -> int:
         cells = []
         for seed in range(arguments.seeds):
             path = arguments.cache / "capacity" / f"{arguments.data}-{row.replace(' ', '')}-{seed}"
-            if not path.with_suffix(".json").exists():
+            if not Cell.exists(path):
                 run_cell(world, variant_of(row), seed, further=measured).save(path)
             cells.append(Cell.load(path))
         rows[row] = {name: round(value, 5) for name, value in row_of(cells).items()}

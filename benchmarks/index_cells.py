@@ -121,17 +121,22 @@ class Cell:
     arrays: dict[str, Floats]
     """`user`, `best` (what the best answer is worth), `scorer` and `exact` by K and LARGE_K, `cost.<share>`."""
 
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Whether a cell was computed."""
+        return Path(f"{path}.json").exists()
+
     def save(self, path: Path) -> None:
         """Write both files, arrays first: the JSON says that the cell is whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.arrays, path.with_suffix(".safetensors"))
-        path.with_suffix(".json").write_text(json.dumps(self.values, indent=1))
+        save_file(self.arrays, f"{path}.safetensors")
+        Path(f"{path}.json").write_text(json.dumps(self.values, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> Cell:
         """Read a cell."""
-        arrays = load_file(path.with_suffix(".safetensors"))
-        return cls(json.loads(path.with_suffix(".json").read_text()), arrays)
+        arrays = load_file(f"{path}.safetensors")
+        return cls(json.loads(Path(f"{path}.json").read_text()), arrays)
 
 
 def run_cell(

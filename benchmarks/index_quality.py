@@ -43,7 +43,7 @@ def compute(
     for seed in seeds:
         for name in variants:
             path = cell_path(arguments.cache, data, name, seed, arguments.validation, values)
-            if not path.with_suffix(".json").exists():
+            if not Cell.exists(path):
                 world = world or open_world(data, arguments.cache, arguments.sources, validation=arguments.validation)
                 cell = run_cell(world, VARIANTS[name], seed, values)
                 cell.save(path)

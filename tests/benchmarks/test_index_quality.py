@@ -73,3 +73,12 @@ def test_the_benchmark_goes_on_from_its_cache(tmp_path: Path, monkeypatch: Any, 
     kept = first["per_data"]["tiny"]["variants"]
     assert kept["joint"]["scorer@10"] > 0.05
     assert "area" not in kept["none"]
+
+
+def test_cells_of_different_values_are_different_files(tmp_path: Path) -> None:
+    for value in (0.0, 0.2):
+        one = cell("joint", [value], {})
+        path = index_quality.cell_path(tmp_path, "tiny", "joint", 0, True, {"trunk_gradient": value})
+        assert not Cell.exists(path)
+        one.save(path)
+        assert Cell.load(path).arrays["scorer@10"].tolist() == [value]
