@@ -91,7 +91,7 @@ VARIANTS = {
         Variant("no_warm_up", "joint with the index's full weight at once", _training(index_warm_up=0.0)),
         Variant("no_beam", "joint without negatives from the beam", _training(beam_weight=0.0)),
         Variant("no_follow", "joint whose nodes move by gradients only", _training(follow_rate=0.0)),
-        Variant("no_trunk", "joint whose levels don't shape the user's trunk", _training(trunk_gradient=0.0)),
+        Variant("trunk", "joint whose levels shape the user's trunk, too", _training(trunk_gradient=1.0)),
         Variant("bent", "joint whose levels bend the ads late, by a tenth", _training(level_gradient=0.1)),
         Variant("one_level", "joint with one level of as many leaves", lambda c: _one_level(c)),
     )

@@ -47,8 +47,8 @@ class RetrievalTraining:
     """Part of the levels' gradient that reaches the ad tower (0: the index follows the scorer and never bends it)."""
     gradient_start: float = 0.6
     """Share of training before which that part is 0."""
-    trunk_gradient: float = 1.0
-    """Part of the levels' gradient that reaches the user's trunk."""
+    trunk_gradient: float = 0.0
+    """Part of the levels' gradient that reaches the user's trunk; on KuaiRand it cost the scorer a third."""
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
     alignment_weight: float = 0.1
