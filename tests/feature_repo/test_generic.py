@@ -163,6 +163,13 @@ def test_a_log_without_impressions_needs_the_kind_that_counts(folder: Path) -> N
         ('click = "clicked = 1"', "", r"\[labels\] is missing"),
         ('name = "shop"', "name = shop", "is not TOML"),
         ("dense = {", 'dense = ["x"] #', r"\[ads\] dense = .'x'., a table of name = expression is needed"),
+        ('name = "shop"', "name = 7", "name is missing: a text is needed, found 7"),
+        ('name = "shop"', 'name = "shop"\ngrain = "week"', "grain = 'week'; known grains: day"),
+        ('name = "shop"', 'name = "shop"\nnegative_rate = 0.0', r"negative_rate = 0.0 is outside \(0, 1\]"),
+        ("[ads]\nfiles", "users = 3\n[ads]\nfiles", r"\[engagements\] users is unknown"),
+        ("name = ", "ads = 3\nname = ", "is not TOML"),
+        ('"views.parquet"', '["views.parquet", "ads.csv"]', r"\[engagements\] files must be all Parquet, or all csv"),
+        ('["top", "top || \'/\' || sub"]', '["top", "top", "top", "top", "top"]', r"category has 5 levels, at most"),
         ('surface = "place"', 'surface = "place"\ntime_format = "%d.%m.%Y"', r"\[impressions\] can't be read"),
     ],
 )
@@ -170,6 +177,31 @@ def test_what_is_wrong_is_named(folder: Path, old: str, new: str, message: str) 
     assert old in MAPPING
     (folder / "mirach.toml").write_text(MAPPING.replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
+        _ = GenericSource(folder).facts
+
+
+def test_a_table_that_is_a_number_and_a_log_without_events_are_named(folder: Path) -> None:
+    path = folder / "mirach.toml"
+    head, _, rest = MAPPING.partition("[impressions]")
+    path.write_text(f"users = 3\n{head}[impressions]{rest}")
+    with pytest.raises(ValueError, match=r"users must be a table: \[users\]"):
+        GenericSource(folder)
+    path.write_text(head)
+    with pytest.raises(ValueError, match="there are no events"):
+        GenericSource(folder)
+
+
+def test_conditions_that_nothing_passes_are_named(folder: Path) -> None:
+    text = MAPPING.replace('"shown_*.csv"', '"shown_*.csv"\nwhere = "false"')
+    (folder / "mirach.toml").write_text(text.replace('"views.parquet"', '"views.parquet"\nwhere = "false"'))
+    with pytest.raises(ValueError, match="no row passes the conditions: there are no events"):
+        _ = GenericSource(folder).facts
+
+
+def test_surfaces_beyond_the_limit_are_counted(folder: Path) -> None:
+    rows = "".join(f"ann,A,2026-03-01 09:00:00,place{n},0,1\n" for n in range(300))
+    (folder / "shown_1.csv").write_text(SHOWN + rows)
+    with pytest.raises(ValueError, match=r"surface has 30\d values, at most \d+ fit: map coarser ones"):
         _ = GenericSource(folder).facts
 
 

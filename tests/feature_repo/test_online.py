@@ -214,3 +214,36 @@ def test_merging_keeps_the_first_of_an_id() -> None:
 
 def test_an_empty_request_is_an_empty_answer(reader: OnlineReader) -> None:
     assert reader.read([], at_us("03 06:00")) == []
+
+
+def test_values_of_a_wrong_type_or_length_are_named(home: Path, reader: OnlineReader, monkeypatch: Any) -> None:
+    fetch = reader._fetch
+
+    def short(*arguments: Any) -> Any:
+        found = fetch(*arguments)
+        found[0]["user_vector"].values["dense"] = found[0]["user_vector"].values["dense"][:-1]
+        return found
+
+    monkeypatch.setattr(reader, "_fetch", short)
+    with pytest.raises(ValueError, match=f"the online features do not fit schema {SCHEMA.fingerprint}"):
+        reader.read([1], at_us("03 06:00"))
+
+
+def test_a_store_that_stays_locked_or_breaks_is_reported(reader: OnlineReader, monkeypatch: Any) -> None:
+    from feature_repo import online
+
+    class Broken:
+        def __init__(self, message: str) -> None:
+            self.message = message
+
+        def write_to_online_store(self, *arguments: Any) -> None:
+            raise sqlite3.OperationalError(self.message)
+
+    monkeypatch.setattr(online, "LOCKED_SECONDS", 0.01)
+    tail, keys = np.empty(0, HISTORY_EVENT), np.empty(0, TAIL_KEY)
+    monkeypatch.setattr(reader, "_writer", Broken("database is locked"))
+    with pytest.raises(TimeoutError, match="user 7: the online store stayed locked"):
+        reader._write_tail(7, tail, keys, 0)
+    monkeypatch.setattr(reader, "_writer", Broken("disk I/O error"))
+    with pytest.raises(sqlite3.OperationalError, match="disk"):
+        reader._write_tail(7, tail, keys, 0)
