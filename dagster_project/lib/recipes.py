@@ -56,7 +56,7 @@ def recipe(home: Home) -> Recipe:
     if home.preset == "tiny":
         training = replace(preset.retrieval.training, batch_size=48, epochs=2, refresh_every=10, ads_per_step=256)
         if positives_only:
-            training = replace(training, batch_size=256, epochs=1, min_steps=200, sampled_ads=128)
+            training = replace(training, batch_size=256, epochs=1, min_steps=200, sampled_ads=128, final_rate=0.1)
         retrieval = replace(preset.retrieval, level_sizes=(8, 8), training=training)
         return Recipe(
             replace(preset, retrieval=retrieval), retrieval_days=10, pair_rows=150, ads_per_row=8,
