@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
+SHOWN = ("loop",)
+"""Results whose headline stands in the README; the page shows all."""
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -52,11 +54,9 @@ def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def splice(readme: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The README with its results table replaced by the `headline` rows of all results, the first of each in bold."""
-    table = ["| what | measured |", "| --- | --- |"]
-    for _, result in sorted(results.items()):
-        for number, (what, value) in enumerate(result.get("headline", [])):
-            table.append(f"| {what} | {value} |" if number else f"| **{what}** | **{value}** |")
+    """The README with its results table replaced by the `headline` rows of the results that it shows."""
+    rows = [row for name in SHOWN if name in results for row in results[name]["headline"]]
+    table = ["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)]
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n" + "\n".join(table) + f"\n{END}{after}"
