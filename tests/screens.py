@@ -133,6 +133,13 @@ def dashboards(home: Path) -> list[Screen]:
     ]  # fmt: skip
 
 
+def explained(home: Path) -> list[Screen]:
+    """The newest explain page of an index; its address is below the home."""
+    pages = sorted((home / "reports" / "index").glob("explain-*.html"))
+    shows = ("Purity", "learned tree", "Level 1: the largest")
+    return [Screen("index_explained", f"/reports/index/{page.name}", shows) for page in pages[-1:]]
+
+
 @contextlib.contextmanager
 def browser() -> Iterator[Any]:
     """A page of a headless Chromium."""
@@ -177,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             paths = [visit(page, url, screen, options.to) for screen in DAGSTER]
         with evidently_ui(home) as url:
             paths += [visit(page, url, screen, options.to) for screen in dashboards(home)]
+        paths += [visit(page, home.as_uri(), screen, options.to) for screen in explained(home)]
     for path in paths:
         size = path.stat().st_size
         if size > MAX_BYTES:

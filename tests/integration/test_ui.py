@@ -10,7 +10,18 @@ import pytest
 
 from dagster_project.lib.partitions import FACTS
 from tests.conftest import ROOT, Loop
-from tests.screens import CHROMIUM, DAGSTER, MAX_BYTES, Screen, browser, dagster_ui, dashboards, evidently_ui, visit
+from tests.screens import (
+    CHROMIUM,
+    DAGSTER,
+    MAX_BYTES,
+    Screen,
+    browser,
+    dagster_ui,
+    dashboards,
+    evidently_ui,
+    explained,
+    visit,
+)
 
 pytestmark = pytest.mark.slow
 needs_browser = pytest.mark.skipif(not CHROMIUM.exists(), reason="chromium is not installed")
@@ -69,9 +80,17 @@ def test_every_panel_of_the_evidently_dashboards_renders(tiny_home: Path, tmp_pa
     assert all(picture.stat().st_size > 20_000 for picture in pictures)
 
 
+@needs_browser
+def test_the_explain_page_renders(tiny_home: Path, tmp_path: Path) -> None:
+    (screen,) = explained(tiny_home)
+    with browser() as page:
+        assert visit(page, tiny_home.as_uri(), screen, tmp_path).stat().st_size > 20_000
+
+
 def test_pictures_of_the_documentation_are_small_and_shown() -> None:
     pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
-    assert {p.stem for p in pictures} == {*(screen.name for screen in DAGSTER), "evidently_drift", "evidently_recall"}
+    names = {*(screen.name for screen in DAGSTER), "evidently_drift", "evidently_recall", "index_explained"}
+    assert {p.stem for p in pictures} == names
     pages = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     for picture in pictures:
         assert picture.stat().st_size < MAX_BYTES, picture
