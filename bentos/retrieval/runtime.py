@@ -30,6 +30,7 @@ from models.index.monn import RetrievalModel
 from models.index.publish import Index
 from models.index.search import SearchResult, beam_search, exact_search
 from models.index.storage import load_index, load_model
+from models.index.terms import Terms
 from models.schema import FeatureSchema
 
 EVENT = np.dtype([("item", "<i4"), ("time", "<u4"), ("kind", "u1"), ("surface", "u1")])
@@ -200,11 +201,11 @@ class Engine:
                 raise ValueError(f"k: {request.k} is not at least 1")
         fetch = min(max(r.k for r in requests), self.index.num_ads)
         state = self.model.user_state(user, self.ads)
-        blocked = self._blocked(requests)
+        terms = Terms(excluded=self._blocked(requests))
         if plan.exact:
-            result = exact_search(self.model, self.index, state, fetch, excluded=blocked)
+            result = exact_search(self.model, self.index, state, fetch, terms=terms)
         else:
-            result = beam_search(self.model, self.index, state, beams=plan.beams, k=fetch, excluded=blocked)
+            result = beam_search(self.model, self.index, state, beams=plan.beams, k=fetch, terms=terms)
         return self._answers(requests, tier, result)
 
     def _answers(self, requests: Sequence[Request], tier: str, result: SearchResult) -> list[Answer]:

@@ -121,8 +121,12 @@ class CoVisits(nn.Module):
 def features(total_KX: Tensor) -> Tensor:
     """Features [3, ...] of summed values [K, ...]: the channels and their mix, on a log scale."""
     total_KX = total_KX.clamp(min=0.0)
-    mix_1X = total_KX[:1] + TOGETHER_SHARE * total_KX[1:]
-    return torch.log1p(SCALE * torch.cat([total_KX, mix_1X]))
+    return torch.log1p(SCALE * torch.cat([total_KX, mixed(total_KX)[None]]))
+
+
+def mixed(total_KX: Tensor) -> Tensor:
+    """The mix [...] of summed values [K, ...]: how much an ad follows from a history."""
+    return total_KX[0] + TOGETHER_SHARE * total_KX[1]
 
 
 def _pairs(day: FrameData, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], Any]:

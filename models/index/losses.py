@@ -32,7 +32,7 @@ from models.index.interactions import Interest
 from models.index.learners import WITH_CODEBOOKS
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, thinned
-from models.index.search import scan_scores
+from models.index.scoring import scan_scores
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """Level-wise batched beam search and the exact scan it is measured against.
 
-The score of an ad is its own logit plus the weighted logits of the nodes on its path; a node's score is made the
-same way from its own level and the levels above. `exact_search` scans this serving score over every ad;
-`beam_search` visits the children of the best nodes of each level. No step loops over requests.
+`exact_search` scans the serving score (`models/index/scoring.py`) over every ad; `beam_search` visits the children of
+the best nodes of each level, and scores the ads that follow most often from the history beside them: the inverted
+index from a history's ads to their neighbours (I2IF, HSNN arXiv 2408.06653 section 3) reaches ads whose leaf as a whole
+is of no interest. No step loops over requests. Both end in the same short list (`models/index/shortlist.py`), so that
+a beam that holds every node returns the same ads in the same order as the scan.
 
-The last step of both scores a short list again, pair by pair with a fixed order of summation, and breaks ties
-by ad id: a beam that holds every node returns the same ads in the same order as the scan.
-
-Shape legend: B requests, L levels, W nodes of a beam, M candidates, K results, Q ad vectors, d width, S slots,
-N ad codes, X (row, place) pairs.
+Shape legend: B requests, L levels, W nodes of a beam, M candidates, K results, S slots, R related ads a request.
 """
 
 from __future__ import annotations
@@ -20,23 +18,21 @@ import torch
 from torch import Tensor
 
 from models.index.cost import candidate_cost
+from models.index.covisits import mixed
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, NodeLevel
-
-SLACK = 16
-"""Results scored again beyond the K asked for."""
-ROUNDING = 2e-5
-"""Relative difference that two orders of summation may make in a score."""
-SCAN_CELLS = 65_536
-"""Pairs that a scan scores at a time, so that its intermediate values stay in the cache."""
+from models.index.scoring import ad_logits, all_node_logits, ensemble, node_logits, scan_scores
+from models.index.shortlist import finish
+from models.index.terms import NO_TERMS, Terms, open_nodes, ranked
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Ads in falling order of score; places that could not be filled hold code -1 and score -inf."""
+    """Ads in falling order of value; places that could not be filled hold code -1 and value -inf."""
 
     ad_code_BK: Tensor
     score_BK: Tensor
+    """Scores; with an auction, log(click probability x bid)."""
     cost_B: Tensor
     """FLOPs relative to a full scan by the ad scorer."""
     nodes_scored_B: Tensor
@@ -57,6 +53,14 @@ class _Beam:
     score_BM: Tensor
 
 
+def check_beams(beams: Sequence[int], num_levels: int) -> None:
+    """Raise ValueError unless `beams` is one width a level, and perhaps a number of related ads."""
+    if len(beams) not in (num_levels, num_levels + 1) or min(beams[:num_levels]) < 1 or min(beams) < 0:
+        raise ValueError(
+            f"beams: {tuple(beams)} must be {num_levels} numbers of at least 1, and perhaps a number of related ads"
+        )
+
+
 @torch.no_grad()
 def beam_search(
     model: RetrievalModel,
@@ -65,38 +69,49 @@ def beam_search(
     *,
     beams: Sequence[int],
     k: int,
-    excluded: Tensor | None = None,
+    terms: Terms = NO_TERMS,
 ) -> SearchResult:
-    """Best `k` ads under the best nodes of each level; `beams` is the number of nodes kept at each level.
+    """Best `k` ads under the best nodes of each level, and among the ads most related to the history.
 
     Args:
-        excluded: ads that must not be returned (blocked, seen, out of budget): a bitmap of ad codes [N], or one
-            a request [B, N].
+        beams: the nodes kept at each level; one number more is how many related ads are scored beside the beam
+            (none where the model counts no co-visits).
 
     Raises:
-        ValueError: `k` or a beam is below 1, or `beams` has another length than the index has levels.
+        ValueError: `k` or a width is below 1, or `beams` doesn't fit the index.
     """
     if k < 1:
         raise ValueError(f"k: {k} is not at least 1")
-    if len(beams) != len(index.levels) or min(beams) < 1:
-        raise ValueError(f"beams: {tuple(beams)} must be {len(index.levels)} numbers of at least 1")
+    check_beams(beams, len(index.levels))
     weight_LL = model.ensemble_weights()
+    open_LK = None if terms.excluded is None else open_nodes(index, terms.excluded)
     beam = _root(model, index, state)
+    root_BK = beam.score_BM
     scored, kept_nodes, kept_scores = [beam.there_BM.sum(1)], [], []
     for number, level in enumerate(index.levels):
-        beam = _keep(beam, beams[number])
+        beam = _keep(beam, beams[number], _node_values(beam, terms, open_LK, number))
         kept_nodes.append(beam.node_BM.masked_fill(~beam.there_BM, -1))
         kept_scores.append(beam.score_BM)
         node_BM, parent_BM, there_BM = _children(level, beam)
         if number + 1 == len(index.levels):
-            logit_BM = _ad_logits(model, index, state, node_BM)
+            logit_BM = ad_logits(model, index, state, node_BM)
         else:
-            logit_BM = _node_logits(model, index, state, number + 1, node_BM)
+            logit_BM = node_logits(model, index, state, number + 1, node_BM)
         above = tuple(logit.gather(1, parent_BM) for logit in beam.logit_LBM)
-        score_BM = _ensemble(weight_LL[number + 1], logit_BM, above).masked_fill(~there_BM, -torch.inf)
+        score_BM = ensemble(weight_LL[number + 1], logit_BM, above).masked_fill(~there_BM, -torch.inf)
         beam = _Beam(node_BM, there_BM, (*above, logit_BM), score_BM)
         scored.append(there_BM.sum(1))
-    code_BK, score_BK = _finish(model, index, state, beam.node_BM, beam.score_BM, k, excluded, ensemble=True)
+    slot_BM, score_BM = beam.node_BM, beam.score_BM
+    if len(beams) > len(index.levels) and beams[-1] and state.interest.covisits is not None:
+        slot_BR, there_BR = _related(
+            index, state, kept_nodes[-1], beams[-1], without_seen=model.config.exclude_seen
+        )  # fmt: skip
+        related_BR = _path_scores(model, index, state, root_BK, slot_BR)
+        slot_BM = torch.cat([slot_BM, slot_BR], dim=1)
+        score_BM = torch.cat([score_BM, related_BR.masked_fill(~there_BR, -torch.inf)], dim=1)
+        # A related ad costs itself and the nodes on its path, of which the roots are known already.
+        scored = [scored[0], *(count_B + there_BR.sum(1) for count_B in scored[1:])]
+    code_BK, score_BK = finish(model, index, state, slot_BM, score_BM, k, terms, with_path=True)
     nodes_BL, ads_B = torch.stack(scored[:-1], dim=1), scored[-1]
     cost = candidate_cost(model.config, len(model.schema.groups))
     return SearchResult(
@@ -117,7 +132,7 @@ def exact_search(
     state: UserState,
     k: int,
     *,
-    excluded: Tensor | None = None,
+    terms: Terms = NO_TERMS,
     ad_scorer: bool = False,
 ) -> SearchResult:
     """Best `k` ads by a full scan of the serving score, or of the ad's own logit alone (`ad_scorer`).
@@ -130,7 +145,7 @@ def exact_search(
     score_BS = scan_scores(model, index, state, ad_scorer=ad_scorer)
     num_rows = state.num_rows
     slot_BS = torch.arange(index.num_ads, device=score_BS.device).expand(num_rows, -1)
-    code_BK, score_BK = _finish(model, index, state, slot_BS, score_BS, k, excluded, ensemble=not ad_scorer)
+    code_BK, score_BK = finish(model, index, state, slot_BS, score_BS, k, terms, with_path=not ad_scorer)
     num_nodes = 0 if ad_scorer else sum(index.level_sizes)
     nodes_BL = score_BS.new_zeros((num_rows, len(index.levels)))
     if not ad_scorer:
@@ -146,45 +161,29 @@ def exact_search(
     )
 
 
-@torch.no_grad()
-def scan_scores(model: RetrievalModel, index: Index, state: UserState, *, ad_scorer: bool = False) -> Tensor:
-    """Scores [B, S] of every slot: the serving score, or the ad's own logit alone."""
-    over, own_state = model.level(len(index.levels)), state.levels[-1]
-    blocks = []
-    visits_CBS = state.interest.visits(index.slot_N, index.num_ads)
-    width = max(256, SCAN_CELLS // max(1, state.num_rows))
-    for first in range(0, index.num_ads, width):
-        block = slice(first, first + width)
-        feature_FBM = torch.cat([state.interest.shared(index.group_SG[block]), visits_CBS[:, :, block]])
-        blocks.append(over.shared(own_state, index.vector_SQd[block], feature_FBM))
-    score_BS = torch.cat(blocks, dim=1)
-    if ad_scorer:
-        return score_BS
-    weight_L = model.ensemble_weights()[-1]
-    for number, level in enumerate(index.levels):
-        score_BS += weight_L[number] * all_node_logits(model, index, state, number)[:, level.node_S]
-    return score_BS
-
-
-def all_node_logits(model: RetrievalModel, index: Index, state: UserState, number: int) -> Tensor:
-    """Logits [B, nodes] of every node of a level."""
-    level, interest = index.levels[number], state.interest
-    group_FBM = interest.shared_nodes(level.value_KGR, level.weight_KGR)
-    feature_FBM = torch.cat([group_FBM, interest.visits(level.node_N, level.num_nodes)])
-    return model.level(number).shared(state.levels[number], level.vector_KQd, feature_FBM)
-
-
 def _root(model: RetrievalModel, index: Index, state: UserState) -> _Beam:
     logit_BM = all_node_logits(model, index, state, 0)
     node_BM = torch.arange(index.levels[0].num_nodes, device=logit_BM.device).expand_as(logit_BM)
     return _Beam(node_BM, torch.ones_like(node_BM, dtype=torch.bool), (logit_BM,), logit_BM)
 
 
-def _keep(beam: _Beam, width: int) -> _Beam:
-    """The best `width` candidates of every request, best first."""
-    score_BW, place_BW = beam.score_BM.topk(min(width, beam.score_BM.shape[1]), dim=1)
+def _node_values(beam: _Beam, terms: Terms, open_LK: list[Tensor] | None, number: int) -> Tensor:
+    """What the candidates of a level are ranked by, [B, M]; -inf where nothing below may be shown."""
+    log_bid_BM = None if terms.auction is None else terms.auction.log_best_LK[number][beam.node_BM]
+    value_BM = ranked(beam.score_BM, log_bid_BM)
+    if open_LK is not None:
+        open_XK = open_LK[number]
+        open_BM = open_XK[beam.node_BM] if open_XK.dim() == 1 else open_XK.gather(1, beam.node_BM)
+        value_BM = value_BM.masked_fill(~open_BM, -torch.inf)
+    return value_BM
+
+
+def _keep(beam: _Beam, width: int, value_BM: Tensor) -> _Beam:
+    """The `width` candidates of every request with the largest values, best first; -inf is no candidate."""
+    value_BW, place_BW = value_BM.topk(min(width, value_BM.shape[1]), dim=1)
     logits = tuple(logit.gather(1, place_BW) for logit in beam.logit_LBM)
-    return _Beam(beam.node_BM.gather(1, place_BW), beam.there_BM.gather(1, place_BW), logits, score_BW)
+    there_BW = beam.there_BM.gather(1, place_BW) & (value_BW > -torch.inf)
+    return _Beam(beam.node_BM.gather(1, place_BW), there_BW, logits, beam.score_BM.gather(1, place_BW))
 
 
 def _children(level: NodeLevel, beam: _Beam) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +191,7 @@ def _children(level: NodeLevel, beam: _Beam) -> tuple[Tensor, Tensor, Tensor]:
     start_BW = level.child_start_K1[beam.node_BM]
     count_BW = (level.child_start_K1[beam.node_BM + 1] - start_BW) * beam.there_BM
     end_BW = count_BW.cumsum(1)
-    width = int(end_BW[:, -1].max())
+    width = max(1, int(end_BW[:, -1].max()))
     place_BM = torch.arange(width, device=end_BW.device).expand(len(end_BW), -1).contiguous()
     parent_BM = torch.searchsorted(end_BW, place_BM, right=True).clamp(max=end_BW.shape[1] - 1)
     there_BM = place_BM < end_BW[:, -1:]
@@ -201,84 +200,37 @@ def _children(level: NodeLevel, beam: _Beam) -> tuple[Tensor, Tensor, Tensor]:
     return child_BM, parent_BM, there_BM
 
 
-def _node_features(index: Index, state: UserState, number: int, node_BM: Tensor) -> Tensor:
-    level, interest = index.levels[number], state.interest
-    group_FBM = interest.own_nodes(level.value_KGR[node_BM], level.weight_KGR[node_BM])
-    visits_CBK = interest.visits(level.node_N, level.num_nodes)
-    return torch.cat([group_FBM, visits_CBK.gather(2, node_BM.expand(len(visits_CBK), -1, -1))])
-
-
-def _node_logits(model: RetrievalModel, index: Index, state: UserState, number: int, node_BM: Tensor) -> Tensor:
-    feature_FBM = _node_features(index, state, number, node_BM)
-    return model.level(number).own(state.levels[number], index.levels[number].vector_KQd[node_BM], feature_FBM)
-
-
-def _ad_features(index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
-    return torch.cat([state.interest.own(index.group_SG[slot_BM]), state.interest.seen(index.ad_code_S[slot_BM])])
-
-
-def _ad_logits(model: RetrievalModel, index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
-    over = model.level(len(index.levels))
-    return over.own(state.levels[-1], index.vector_SQd[slot_BM], _ad_features(index, state, slot_BM))
-
-
-def _ensemble(weight_L: Tensor, logit_BM: Tensor, above: tuple[Tensor, ...]) -> Tensor:
-    score_BM = logit_BM
-    for number, earlier_BM in enumerate(above):
-        score_BM = score_BM + weight_L[number] * earlier_BM
-    return score_BM
-
-
-def _finish(
-    model: RetrievalModel, index: Index, state: UserState, slot_BM: Tensor, score_BM: Tensor, k: int,
-    excluded: Tensor | None, *, ensemble: bool,
+def _related(
+    index: Index, state: UserState, leaf_BW: Tensor, count: int, *, without_seen: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Codes and scores [B, k]: a short list by the given scores, scored again pair by pair and sorted."""
-    if model.config.exclude_seen:
-        score_BM = score_BM.masked_fill(state.interest.holds(index.ad_code_S[slot_BM]), -torch.inf)
-    if excluded is not None:
-        code_BM = index.ad_code_S[slot_BM]
-        out_BM = excluded[code_BM] if excluded.dim() == 1 else excluded.gather(1, code_BM)
-        score_BM = score_BM.masked_fill(out_BM, -torch.inf)
-    place_BX = _short_list(score_BM, k)
-    slot_BX, there_BX = slot_BM.gather(1, place_BX), score_BM.gather(1, place_BX) > -torch.inf
-    exact_BX = _pair_scores(model, index, state, slot_BX, ensemble=ensemble).masked_fill(~there_BX, -torch.inf)
-    id_BX = index.ad_id_S[slot_BX]
-    order_BX = torch.argsort(id_BX, dim=1, stable=True)
-    by_score_BX = torch.argsort(exact_BX.gather(1, order_BX), dim=1, descending=True, stable=True)
-    order_BK = order_BX.gather(1, by_score_BX)[:, :k]
-    score_BK = exact_BX.gather(1, order_BK)
-    code_BK = index.ad_code_S[slot_BX.gather(1, order_BK)].masked_fill(score_BK == -torch.inf, -1)
-    missing = k - code_BK.shape[1]
-    if missing > 0:
-        code_BK = torch.nn.functional.pad(code_BK, (0, missing), value=-1)
-        score_BK = torch.nn.functional.pad(score_BK, (0, missing), value=-torch.inf)
-    return code_BK, score_BK
+    """Slots [B, R] of the ads most related to each history whose leaf isn't in the beam, and whether there is one."""
+    interest, last = state.interest, index.levels[-1]
+    key_Z, value_ZK = interest.related_pairs
+    row_Z, value_Z = key_Z // interest.num_ads, mixed(value_ZK.T)
+    slot_Z = index.slot_N[key_Z % interest.num_ads]
+    beam_BK = torch.zeros((len(leaf_BW), last.num_nodes + 1), dtype=torch.bool, device=leaf_BW.device)
+    beam_BK.scatter_(1, torch.where(leaf_BW < 0, last.num_nodes, leaf_BW), True)
+    kept_Z = (slot_Z >= 0) & (value_Z > 0.0) & ~beam_BK[row_Z, last.node_S[slot_Z.clamp(min=0)]]
+    if without_seen:
+        kept_Z &= ~torch.isin(key_Z, interest.distinct[0])
+    row_X, slot_X, value_X = row_Z[kept_Z], slot_Z[kept_Z], value_Z[kept_Z]
+    order_X = torch.argsort(value_X, descending=True, stable=True)
+    order_X = order_X[torch.argsort(row_X[order_X], stable=True)]
+    row_X, slot_X = row_X[order_X], slot_X[order_X]
+    rank_X = torch.arange(len(row_X), device=row_X.device) - torch.searchsorted(row_X, row_X)
+    best_X = rank_X < count
+    slot_BR = slot_X.new_zeros((len(leaf_BW), count))
+    there_BR = torch.zeros_like(slot_BR, dtype=torch.bool)
+    slot_BR[row_X[best_X], rank_X[best_X]] = slot_X[best_X]
+    there_BR[row_X[best_X], rank_X[best_X]] = True
+    return slot_BR, there_BR
 
 
-def _short_list(score_BM: Tensor, k: int) -> Tensor:
-    """Places of the best scores, [B, >= k]: long enough that rounding can't have pushed a winner off it."""
-    num_candidates = score_BM.shape[1]
-    length = min(num_candidates, k + SLACK)
-    while True:
-        best_BX, place_BX = score_BM.topk(length, dim=1)
-        if length == num_candidates:
-            return place_BX
-        winner_B, last_B = best_BX[:, k - 1], best_BX[:, -1]
-        if bool((last_B < winner_B - ROUNDING * (1.0 + winner_B.abs())).logical_or(last_B == -torch.inf).all()):
-            return place_BX
-        length = min(num_candidates, 4 * length)
-
-
-def _pair_scores(model: RetrievalModel, index: Index, state: UserState, slot_BX: Tensor, *, ensemble: bool) -> Tensor:
-    over = model.level(len(index.levels))
-    score_BX = over.exactly(state.levels[-1], index.vector_SQd[slot_BX], _ad_features(index, state, slot_BX))
-    if not ensemble:
-        return score_BX
-    weight_L = model.ensemble_weights()[-1]
-    for number, level in enumerate(index.levels):
-        node_BX = level.node_S[slot_BX]
-        feature_FBX = _node_features(index, state, number, node_BX)
-        logit_BX = model.level(number).exactly(state.levels[number], level.vector_KQd[node_BX], feature_FBX)
-        score_BX = score_BX + weight_L[number] * logit_BX
-    return score_BX
+def _path_scores(
+    model: RetrievalModel, index: Index, state: UserState, root_BK: Tensor, slot_BR: Tensor
+) -> Tensor:  # fmt: skip
+    """Serving scores [B, R] of each request's own slots; the logits of the first level are known."""
+    above = [root_BK.gather(1, index.levels[0].node_S[slot_BR])]
+    for number, level in enumerate(index.levels[1:], 1):
+        above.append(node_logits(model, index, state, number, level.node_S[slot_BR]))
+    return ensemble(model.ensemble_weights()[-1], ad_logits(model, index, state, slot_BR), above)

@@ -164,3 +164,10 @@ def test_the_real_splits_are_the_official_ones() -> None:
 def _pairs(source: AmazonReviews, day: str) -> list[tuple[int, int]]:
     rows = dict(source.tables(day))["engagements"]
     return list(zip(rows["user_id"].to_pylist(), rows["item_id"].to_pylist(), strict=True))
+
+
+def test_the_registry_opens_it_by_name(tmp_path: Path) -> None:
+    source = open_source("amazon_sports", data_dir=write_log(tmp_path))
+    assert isinstance(source, AmazonReviews)
+    assert source.facts.name == "amazon_sports"
+    assert source.facts.max_users == 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +99,12 @@ def test_real_comparison_of_the_tiny_world(tmp_path: Path, caplog: pytest.LogCap
     assert text.count("| yes |") >= 6
     assert "| KuaiRand-Pure history lengths |" in text
     assert "click rate" in caplog.text
+
+
+def test_the_command_names_the_folder_that_lacks_the_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["compare_world", "--data", str(tmp_path), "--page", str(tmp_path / "page.md"), "--preset", "tiny"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.delitem(sys.modules, "feature_repo.compare_world")
+    with pytest.raises(ValueError, match=rf"data: {tmp_path}/kuairand_pure_part/interactions\.parquet does not exist"):
+        runpy.run_module("feature_repo.compare_world", run_name="__main__")
+    assert not (tmp_path / "page.md").exists()

@@ -18,7 +18,7 @@ from feature_repo import store
 from feature_repo.feature_schema import schema_for
 from feature_repo.history_bytes import HISTORY_EVENT
 from feature_repo.lake import Lake
-from feature_repo.online import OnlineReader
+from feature_repo.online import OnlineReader, _values
 from feature_repo.tail import PUSHED_EVENT, TAIL_KEY, join_history, merge_tail
 from feature_repo.training_tables import load_frame, load_history, load_tables
 from tests.feature_repo.handmade import DAY1, DAY2, DAY3, FACTS, at_us
@@ -247,3 +247,18 @@ def test_a_store_that_stays_locked_or_breaks_is_reported(reader: OnlineReader, m
     monkeypatch.setattr(reader, "_writer", Broken("disk I/O error"))
     with pytest.raises(sqlite3.OperationalError, match="disk"):
         reader._write_tail(7, tail, keys, 0)
+
+
+def test_values_that_are_no_list_or_bytes_are_named() -> None:
+    from feast.protos.feast.types.Value_pb2 import Int64List, Value
+
+    column = {
+        "user_vector__event_timestamp_us": [Value(int64_val=5)],
+        "user_vector__categorical": [Value(string_val="a")],
+        "user_vector__dense": [Value()],
+    }
+    with pytest.raises(ValueError, match=r"online store: user_vector\.categorical holds string_val for row 0"):
+        _values(column, "user_vector", "user_vector", 0)
+    column["user_vector__categorical"] = [Value(int64_list_val=Int64List(val=[1, 2]))]
+    with pytest.raises(ValueError, match=r"online store: user_vector\.dense holds nothing for row 0"):
+        _values(column, "user_vector", "user_vector", 0)

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +17,9 @@ from feature_repo.feature_schema import schema_for
 from feature_repo.features import build_day
 from feature_repo.ingest import ingest_days
 from feature_repo.lake import Lake
-from feature_repo.online import OnlineReader
+from feature_repo.online import HISTORY_EVENT, PUSHED_EVENT, OnlineReader
 from feature_repo.oracle import frame_probabilities
-from feature_repo.parity import check_parity
+from feature_repo.parity import _same_events, check_parity
 from tests.feature_repo.handmade import DAY1, DAY2, DAY3, FACTS, at_us
 from tests.feature_repo.test_store import SCHEMA, fill
 
@@ -58,6 +59,23 @@ def test_unknown_users_and_other_cuts_are_differences(home: Path) -> None:
     report = check_parity(home, Lake(home / "lake"), FACTS, DAY2)
     assert (report.passed, report.unknown) == (False, 1)
     assert check_parity(home, Lake(home / "lake"), FACTS, DAY3).different_features == 4, "the cut of the day after"
+
+
+def test_events_that_only_one_side_has_are_differences(home: Path) -> None:
+    lake, reader = Lake(home / "lake"), OnlineReader(home, SCHEMA)
+    pushed = np.array([(1, at_us("02 23:59"), 2, 0, 0)], PUSHED_EVENT)
+    reader.push_events(4, pushed)
+    report = check_parity(home, lake, FACTS, DAY2)
+    assert (report.passed, report.different_histories, report.different_features, report.unknown) == (False, 1, 0, 0)
+    assert report.first_difference == "user 4: histories differ online"
+
+
+def test_histories_of_different_lengths_differ() -> None:
+    online = np.array([(7, 10, 0, 0), (8, 20, 1, 0)], HISTORY_EVENT)
+    item, time, kind = online["item"], online["time"], online["kind"]
+    assert _same_events(online[::-1], item, time, kind), "in any order"
+    assert not _same_events(online[:1], item, time, kind)
+    assert not _same_events(online, item, time, kind[::-1])
 
 
 def test_leaks_are_found(home: Path) -> None:

@@ -83,6 +83,15 @@ def test_click_matrix_equals_single_pairs(source: SimulatorSource) -> None:
         np.testing.assert_allclose(block.reshape(-1), pairs, rtol=1e-12)
 
 
+def test_recorded_conversions_are_clicks_that_convert_in_time(source: SimulatorSource, days: list[Tables]) -> None:
+    shown, truth = days[4]["impressions"], days[4]["oracle"]
+    then = source.world.conversion_probability(
+        shown["user_id"].to_numpy(), shown["ad_id"].to_numpy(), microseconds(shown, "timestamp")
+    )
+    in_time = 1.0 - np.exp(-5.5 * 3600 / source.world.world.population.config.conversion_delay_s)
+    np.testing.assert_allclose(truth["conversion"].to_numpy(), truth["click"].to_numpy() * then * in_time, rtol=1e-6)
+
+
 def test_interest_of_one_pair_by_hand(source: SimulatorSource) -> None:
     world, config = source.world.world, source.config
     users, ads = world.population.users, world.population.ads

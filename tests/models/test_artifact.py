@@ -116,3 +116,22 @@ def test_promote_and_roll_back(tmp_path: Path) -> None:
     (tmp_path / "current.json").write_text(json.dumps({"version": 1})[:-1])
     with pytest.raises(ValueError, match="not a release pointer"):
         read_pointer(tmp_path)
+
+
+def test_only_files_of_the_manifest_have_a_path(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    artifact = store.open("model", make(store))
+    assert artifact.file("weights.bin").read_text() == "weights"
+    (artifact.path / "stray.bin").write_text("not ours")
+    with pytest.raises(ValueError, match=r"no file 'stray.bin'; it has \['schema.json', 'weights.bin'\]"):
+        artifact.file("stray.bin")
+
+
+def test_schema_mismatch_without_a_stored_schema_names_both_fingerprints(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    with store.create("numbers", schema=SCHEMA, code_version="1") as draft:
+        (draft.path / "numbers.bin").write_text("1")
+    assert draft.result is not None
+    other = FeatureSchema.from_json(SCHEMA.to_json().replace("user_clicks", "user_views"))
+    with pytest.raises(ValueError, match=f"schema fingerprint {SCHEMA.fingerprint} is not {other.fingerprint}$"):
+        store.open("numbers", draft.result.version, schema=other)

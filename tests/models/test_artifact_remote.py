@@ -76,3 +76,21 @@ def test_the_slower_of_two_writers_of_the_same_accepts_what_is_there(tmp_path: P
     made(store(tmp_path / "fast", bucket))
     late = ArtifactStore(tmp_path / "late", Late(f"{bucket}/artifacts"))
     assert made(late).version in late.versions("model")
+
+
+def test_a_lost_race_whose_winner_has_gone_is_an_error(tmp_path: Path, bucket: str) -> None:
+    class Cleaned(RemoteFolder):
+        """Another writer creates each object first, and removes it before anyone looks."""
+
+        def write(self, name: str, content: bytes, replaces: str | None) -> None:
+            super().write(name, content, None)
+            try:
+                super().write(name, content, replaces)
+            finally:
+                self.filesystem.rm(f"{self.root}/{name}")
+
+    with pytest.raises(ValueError, match=rf"{MANIFEST}: another writer replaced it meanwhile; run again"):
+        made(ArtifactStore(tmp_path / "here", Cleaned(f"{bucket}/artifacts")))
+    assert RemoteFolder(f"{bucket}/artifacts").folders("model") != [], "the files are there, without a manifest"
+    with pytest.raises(ValueError, match="does not exist below"):
+        store(tmp_path / "there", bucket).open("model", ArtifactStore(tmp_path / "here").versions("model")[0])

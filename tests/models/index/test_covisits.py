@@ -18,7 +18,8 @@ from models.index.covisits import SCALE, TOGETHER_SHARE, CoVisits, features
 from models.index.joint import train_retrieval
 from models.index.monn import RetrievalModel, aged_by_order
 from models.index.publish import publish
-from models.index.search import beam_search, exact_search, scan_scores
+from models.index.scoring import scan_scores
+from models.index.search import beam_search, exact_search
 from models.index.storage import load_model, save_model
 from tests.models.index.small import random_index, small_ads, small_config, small_schema, small_users
 from tests.models.worlds import make_world

@@ -22,7 +22,8 @@ from models.index.losses import (
 )
 from models.index.monn import RetrievalModel
 from models.index.publish import publish
-from models.index.search import all_node_logits, exact_search
+from models.index.scoring import all_node_logits
+from models.index.search import exact_search
 from tests.models.index.small import small_config
 from tests.models.worlds import World, make_world
 

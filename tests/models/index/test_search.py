@@ -14,7 +14,9 @@ from models.batch import AdTable
 from models.index.cost import candidate_cost
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, publish
-from models.index.search import beam_search, exact_search, scan_scores
+from models.index.scoring import scan_scores
+from models.index.search import beam_search, exact_search
+from models.index.terms import Terms
 from tests.models.index.small import random_index, small_ads, small_model, small_users
 
 cached_model = functools.lru_cache(small_model)
@@ -52,8 +54,8 @@ def test_a_beam_of_all_nodes_is_the_exact_scan(
     excluded = None
     if with_excluded:
         excluded = torch.rand(num_rows, num_ads, generator=torch.Generator().manual_seed(seed)) < 0.3
-    exact = exact_search(model, index, state, k, excluded=excluded)
-    beam = beam_search(model, index, state, beams=index.level_sizes, k=k, excluded=excluded)
+    exact = exact_search(model, index, state, k, terms=Terms(excluded=excluded))
+    beam = beam_search(model, index, state, beams=index.level_sizes, k=k, terms=Terms(excluded=excluded))
     assert torch.equal(beam.ad_code_BK, exact.ad_code_BK)
     assert_close(beam.score_BK, exact.score_BK, rtol=1e-6, atol=0.0)
     assert exact.ad_code_BK.shape == (num_rows, k)
@@ -150,7 +152,7 @@ def test_a_bitmap_of_all_requests_excludes_ads() -> None:
     best = exact_search(model, index, state, 3)
     excluded = torch.zeros(40, dtype=torch.bool)
     excluded[best.ad_code_BK[:, 0]] = True
-    again = beam_search(model, index, state, beams=index.level_sizes, k=3, excluded=excluded)
+    again = beam_search(model, index, state, beams=index.level_sizes, k=3, terms=Terms(excluded=excluded))
     assert not torch.isin(again.ad_code_BK, best.ad_code_BK[:, 0]).any()
 
 

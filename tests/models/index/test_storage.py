@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.artifact import ArtifactStore
 from models.index.publish import publish
 from models.index.search import beam_search
-from models.index.storage import load_index, load_model, save_index, save_model
+from models.index.storage import INDEX, load_index, load_model, save_index, save_model
 from tests.models.index.small import small_ads, small_model, small_users
 
 
@@ -47,3 +48,15 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path) -> None:
     (tmp_path / "retrieval.json").write_text(__import__("json").dumps(wider))
     with pytest.raises(ValueError, match="has shape"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vector_SQd", "level.1.vector_KQd"])
+def test_an_index_that_lacks_a_tensor_names_it(tmp_path: Path, name: str) -> None:
+    model = small_model()
+    save_index(publish(model, small_ads(40, torch.Generator().manual_seed(0))), tmp_path)
+    tensors = load_file(tmp_path / INDEX)
+    assert name in tensors, sorted(tensors)
+    del tensors[name]
+    save_file(tensors, tmp_path / INDEX)
+    with pytest.raises(ValueError, match=rf"{INDEX}: tensor {name} is missing"):
+        load_index(tmp_path)

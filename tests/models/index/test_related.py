@@ -1,0 +1,69 @@
+"""Ads related to the history are scored beside the beam: found, counted in the cost, and never twice."""
+
+import pytest
+import torch
+
+from models.index.cost import candidate_cost
+from models.index.covisits import mixed
+from models.index.monn import RetrievalModel, UserState
+from models.index.publish import Index
+from models.index.search import beam_search, exact_search
+from tests.models.index.test_covisits import covisiting_model, random_index, small_ads, small_users
+
+ROWS, K = 6, 10
+
+
+def _case() -> tuple[RetrievalModel, Index, UserState]:
+    model, num_ads = covisiting_model()
+    generator = torch.Generator().manual_seed(2)
+    ads, users = small_ads(num_ads, generator), small_users(ROWS, num_ads, generator)
+    with torch.no_grad():
+        return model, random_index(model, ads, generator), model.user_state(users, ads)
+
+
+def test_a_beam_of_all_nodes_needs_no_related_ads() -> None:
+    model, index, state = _case()
+    exact = exact_search(model, index, state, K)
+    beam = beam_search(model, index, state, beams=(*index.level_sizes, 50), k=K)
+    assert torch.equal(beam.ad_code_BK, exact.ad_code_BK)
+    assert torch.equal(beam.score_BK, exact.score_BK)
+    assert torch.equal(
+        beam.cost_B, beam_search(model, index, state, beams=index.level_sizes, k=K).cost_B
+    )  # fmt: skip
+
+
+def test_the_most_related_ads_join_the_answer_with_their_serving_scores_and_cost() -> None:
+    model, index, state = _case()
+    narrow = (1,) * len(index.levels)
+    plain = beam_search(model, index, state, beams=narrow, k=index.num_ads)
+    joined = beam_search(model, index, state, beams=(*narrow, 3), k=index.num_ads)
+    exact = exact_search(model, index, state, index.num_ads)
+    key_Z, value_ZK = state.interest.related_pairs
+    value_BN = torch.zeros(ROWS * state.interest.num_ads).index_put((key_Z,), mixed(value_ZK.T)).view(ROWS, -1)
+    cost = candidate_cost(model.config, len(model.schema.groups))
+    for row in range(ROWS):
+        before, after = ({c for c in r.ad_code_BK[row].tolist() if c >= 0} for r in (plain, joined))
+        added = after - before
+        assert before <= after
+        leaf = int(plain.beam_LBW[-1][row, 0])
+        inside = set(index.ad_code_S[index.levels[-1].node_S == leaf].tolist())
+        score = dict(zip(exact.ad_code_BK[row].tolist(), exact.score_BK[row].tolist(), strict=True))
+        candidates = [c for c in score if c >= 0 and c not in inside and value_BN[row, c] > 0.0]
+        wanted = sorted(candidates, key=lambda c: -float(value_BN[row, c]))[:3]
+        assert sorted(float(value_BN[row, c]) for c in added) == pytest.approx(
+            sorted(float(value_BN[row, c]) for c in wanted)
+        )
+        for code, value in zip(joined.ad_code_BK[row].tolist(), joined.score_BK[row].tolist(), strict=True):
+            assert code < 0 or value == score[code]
+        number = len(wanted)
+        assert int(joined.ads_scored_B[row] - plain.ads_scored_B[row]) == number
+        assert int(joined.nodes_scored_B[row] - plain.nodes_scored_B[row]) == number * (len(index.levels) - 1)
+        flops = number * (cost.ad + sum(cost.node_L[1:]))
+        assert float(joined.cost_B[row] - plain.cost_B[row]) == pytest.approx(flops / (index.num_ads * cost.ad))
+    assert any(len({c for c in r if c >= 0}) for r in joined.ad_code_BK.tolist())
+
+
+def test_a_wrong_number_of_related_ads_is_named() -> None:
+    model, index, state = _case()
+    with pytest.raises(ValueError, match="related ads"):
+        beam_search(model, index, state, beams=(*index.level_sizes, -1), k=1)
