@@ -13,7 +13,7 @@ from models.gem.model import Gem, GemConfig
 from models.training import checkpoint
 from models.training.loop import CheckpointPlan, TrainConfig, predict, train_day
 from models.training.optimizer import TableOptimizer
-from models.training.storage import load_gem, save_gem
+from models.training.storage import load_gem, load_gem_model, save_gem
 from tests.models.worlds import World, make_world
 
 SMALL = GemConfig(width=4, num_fm=2, num_linear=2, fm_hidden=8, num_recent=4, head_hidden=8)
@@ -40,6 +40,14 @@ def test_gem_artefact_round_trip_continues_training(world: World, tmp_path: Path
     train_day(model, optimizer, world.days[1], config, seed=1)
     train_day(loaded, loaded_optimizer, world.days[1], config, seed=1)
     assert all(torch.equal(v, loaded.state_dict()[n]) for n, v in model.state_dict().items())
+
+
+def test_the_model_alone_needs_no_optimizer_and_is_in_evaluation_mode(world: World, tmp_path: Path) -> None:
+    model = Gem(SMALL, world.schema, seed=2)
+    checkpoint.save_model(tmp_path, model, world.schema, asdict(SMALL))
+    loaded = load_gem_model(tmp_path)
+    assert (model.training, loaded.training) == (True, False)
+    assert torch.equal(predict(loaded, world.days[0]), predict(model, world.days[0]))
 
 
 def test_weights_of_other_sizes_are_refused(world: World, tmp_path: Path) -> None:
