@@ -26,10 +26,9 @@ from models.index.audit import (
     Answers,
     Requests,
     Scan,
-    affordable,
     answer,
-    beam_choices,
     beam_sweep,
+    choices_to_sweep,
     choose_beams,
     draw_requests,
     requests_at,
@@ -191,7 +190,7 @@ def _requests(world: World, data: FrameData) -> tuple[Requests, Requests]:
 
 def _beams(model: RetrievalModel, index: Index, data: FrameData, calibration: Requests) -> dict[float, tuple[int, ...]]:
     """Best beams within every cost of the grid that admits any, by coverage of the calibration requests."""
-    choices = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=max(COSTS))
+    choices = choices_to_sweep(model, index, max_cost=max(COSTS))
     points = beam_sweep(model, index, data, calibration, choices, k=K)
     cheapest = min(point.cost for point in points)
     return {c: choose_beams(points, target=2.0, max_cost=c).beams for c in COSTS if c >= cheapest}

@@ -25,10 +25,9 @@ from dagster_project.lib.training import (
 from models.data import FrameData
 from models.index.audit import (
     AuditReport,
-    affordable,
     audit_index,
-    beam_choices,
     beam_sweep,
+    choices_to_sweep,
     choose_tiers,
     draw_requests,
 )
@@ -141,7 +140,7 @@ def audit(home: Home, model: RetrievalModel, index: Index, data: FrameData) -> d
     parts = (values.calibration_requests, values.audit_requests)
     calibration, audited = draw_requests(data, parts, seed=home.seed)
     dearest = max(max_cost for _, max_cost in values.tiers.values())
-    choices = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=dearest)
+    choices = choices_to_sweep(model, index, max_cost=dearest)
     points = beam_sweep(model, index, data, calibration, choices, k=AUDIT_K)
     tiers = choose_tiers(points, values.tiers)
     truth_BN = oracle_matrix(home, data, audited.row_B)

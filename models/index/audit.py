@@ -301,6 +301,18 @@ def affordable(
     return [c for c in choices if expected(c) <= 2.0 * max_cost] or [min(choices, key=expected)]
 
 
+RELATED = (0, 16, 64)
+"""Numbers of related ads worth trying beside a beam, where the model counts co-visits."""
+
+
+def choices_to_sweep(model: RetrievalModel, index: Index, *, max_cost: float) -> list[tuple[int, ...]]:
+    """Beams of this index that may be worth `max_cost`, and with them how many related ads are scored beside them."""
+    beams = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=max_cost)
+    if model.covisits is None:
+        return beams
+    return [(*choice, related) for choice in beams for related in RELATED]
+
+
 def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float) -> SweepPoint:
     """The cheapest beams that reach the target coverage within the cost; else the best coverage within it.
 

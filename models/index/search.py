@@ -83,30 +83,13 @@ def beam_search(
     if k < 1:
         raise ValueError(f"k: {k} is not at least 1")
     check_beams(beams, len(index.levels))
-    weight_LL = model.ensemble_weights()
-    open_LK = None if terms.excluded is None else open_nodes(index, terms.excluded)
-    beam = _root(model, index, state)
-    root_BK = beam.score_BM
-    scored, kept_nodes, kept_scores = [beam.there_BM.sum(1)], [], []
-    for number, level in enumerate(index.levels):
-        beam = _keep(beam, beams[number], _node_values(beam, terms, open_LK, number))
-        kept_nodes.append(beam.node_BM.masked_fill(~beam.there_BM, -1))
-        kept_scores.append(beam.score_BM)
-        node_BM, parent_BM, there_BM = _children(level, beam)
-        if number + 1 == len(index.levels):
-            logit_BM = ad_logits(model, index, state, node_BM)
-        else:
-            logit_BM = node_logits(model, index, state, number + 1, node_BM)
-        above = tuple(logit.gather(1, parent_BM) for logit in beam.logit_LBM)
-        score_BM = ensemble(weight_LL[number + 1], logit_BM, above).masked_fill(~there_BM, -torch.inf)
-        beam = _Beam(node_BM, there_BM, (*above, logit_BM), score_BM)
-        scored.append(there_BM.sum(1))
+    root = _root(model, index, state)
+    beam, scored, kept = _descend(model, index, state, root, beams, terms)
     slot_BM, score_BM = beam.node_BM, beam.score_BM
     if len(beams) > len(index.levels) and beams[-1] and state.interest.covisits is not None:
-        slot_BR, there_BR = _related(
-            index, state, kept_nodes[-1], beams[-1], without_seen=model.config.exclude_seen
-        )  # fmt: skip
-        related_BR = _path_scores(model, index, state, root_BK, slot_BR)
+        leaf_BW = _nodes(kept[-1])
+        slot_BR, there_BR = _related(index, state, leaf_BW, beams[-1], without_seen=model.config.exclude_seen)
+        related_BR = _path_scores(model, index, state, root.score_BM, slot_BR)
         slot_BM = torch.cat([slot_BM, slot_BR], dim=1)
         score_BM = torch.cat([score_BM, related_BR.masked_fill(~there_BR, -torch.inf)], dim=1)
         # A related ad costs itself and the nodes on its path, of which the roots are known already.
@@ -120,8 +103,8 @@ def beam_search(
         cost_B=cost.request(nodes_BL, ads_B, index.num_ads),
         nodes_scored_B=nodes_BL.sum(1),
         ads_scored_B=ads_B,
-        beam_LBW=tuple(kept_nodes),
-        beam_score_LBW=tuple(kept_scores),
+        beam_LBW=tuple(_nodes(level) for level in kept),
+        beam_score_LBW=tuple(level.score_BM for level in kept),
     )
 
 
@@ -159,6 +142,33 @@ def exact_search(
         nodes_scored_B=torch.full_like(ads_B, num_nodes),
         ads_scored_B=ads_B,
     )
+
+
+def _descend(
+    model: RetrievalModel, index: Index, state: UserState, beam: _Beam, beams: Sequence[int], terms: Terms
+) -> tuple[_Beam, list[Tensor], list[_Beam]]:
+    """Ads under the best nodes, how many candidates of every level were scored [B] each, and every level's beam."""
+    weight_LL = model.ensemble_weights()
+    open_LK = None if terms.excluded is None else open_nodes(index, terms.excluded)
+    scored, kept = [beam.there_BM.sum(1)], []
+    for number, level in enumerate(index.levels):
+        beam = _keep(beam, beams[number], _node_values(beam, terms, open_LK, number))
+        kept.append(beam)
+        node_BM, parent_BM, there_BM = _children(level, beam)
+        if number + 1 == len(index.levels):
+            logit_BM = ad_logits(model, index, state, node_BM)
+        else:
+            logit_BM = node_logits(model, index, state, number + 1, node_BM)
+        above = tuple(logit.gather(1, parent_BM) for logit in beam.logit_LBM)
+        score_BM = ensemble(weight_LL[number + 1], logit_BM, above).masked_fill(~there_BM, -torch.inf)
+        beam = _Beam(node_BM, there_BM, (*above, logit_BM), score_BM)
+        scored.append(there_BM.sum(1))
+    return beam, scored, kept
+
+
+def _nodes(beam: _Beam) -> Tensor:
+    """Nodes of a beam, -1 where there is none."""
+    return beam.node_BM.masked_fill(~beam.there_BM, -1)
 
 
 def _root(model: RetrievalModel, index: Index, state: UserState) -> _Beam:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.index.audit import RELATED, choices_to_sweep
 from models.index.cost import candidate_cost
 from models.index.covisits import mixed
 from models.index.monn import RetrievalModel, UserState
@@ -67,3 +68,11 @@ def test_a_wrong_number_of_related_ads_is_named() -> None:
     model, index, state = _case()
     with pytest.raises(ValueError, match="related ads"):
         beam_search(model, index, state, beams=(*index.level_sizes, -1), k=1)
+
+
+def test_sweeps_try_related_ads_where_the_model_counts_co_visits() -> None:
+    model, index, _ = _case()
+    choices = choices_to_sweep(model, index, max_cost=0.5)
+    assert {c[-1] for c in choices} == set(RELATED)
+    model.covisits = None
+    assert choices_to_sweep(model, index, max_cost=0.5) == [c[:-1] for c in choices if c[-1] == 0]
