@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from feature_repo.tables import TIME
 
 SURFACE, KIND = "all", "event"
 """What events without a surface or a kind get."""
+PLAIN = re.compile(r"0|[1-9][0-9]{0,17}")
+"""Texts that are kept as numbers."""
 IDS = ("request_id", "ad_id", "user_id", "item_id", "advertiser_id", "campaign_id")
 TEXTS = {"surface": SURFACE, "kind": KIND, "objective": "", "format": "", "title": None, "split": None}
 FLOATS = ("propensity", "bid")
@@ -134,15 +137,15 @@ def _convert(name: str, values: pa.Array) -> pa.Array:
 
 
 def _ids(values: pa.Array) -> pa.Array:
-    """Non-negative integers as they are, everything else hashed; null is 0."""
-    if pa.types.is_integer(values.type):
-        numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-        if not len(numbers) or numbers.min() >= 0:
-            return pa.array(numbers)
+    """Integers from 0 on as they are, also where a file has them as text; everything else hashed; null is 0.
+
+    Value by value: an id is the same in every column, whatever else stands there.
+    """
     encoded = values.cast(pa.string()).dictionary_encode()
-    known = string_ids(encoded.dictionary.to_pylist())
+    texts = encoded.dictionary.to_pylist()
+    known = np.array([int(t) if PLAIN.fullmatch(t) else h for t, h in zip(texts, string_ids(texts), strict=True)])
     places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    return pa.array(np.where(places < 0, 0, np.append(known, 0)[places]).astype(np.int64))
+    return pa.array(np.where(places < 0, 0, np.append(known.astype(np.int64), 0)[places]).astype(np.int64))
 
 
 def _gather(name: str, made: dict[str, pa.Array], names: Sequence[str], count: int) -> dict[str, pa.Array]:

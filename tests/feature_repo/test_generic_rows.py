@@ -9,6 +9,7 @@ import pytest
 
 from feature_repo.adapters.base import string_ids
 from feature_repo.adapters.generic import GenericSource
+from feature_repo.adapters.generic_rows import _ids
 from feature_repo.contract import check
 
 SHOWN = """\
@@ -77,7 +78,7 @@ def test_requests_without_positions_are_numbered(folder: Path) -> None:
 def test_users_have_their_attributes_and_negative_ids_are_hashed(folder: Path) -> None:
     source = GenericSource(folder)
     assert (source.facts.user_categorical, source.facts.user_dense) == (("country",), ("tenure",))
-    minus, plus = (int(number) for number in string_ids(["-5", "8"]))
+    minus, plus = int(string_ids(["-5"])[0]), 8
     users = {row["user_id"]: row for row in rows(source, "2026-03-01", "users").to_pylist()}
     assert set(users) == {minus, plus}
     assert (users[minus]["categorical"], users[minus]["dense"]) == ([3], [2.5])
@@ -93,3 +94,13 @@ def test_files_that_are_no_parquet_are_named(folder: Path) -> None:
     source = GenericSource(folder)
     with pytest.raises(ValueError, match=r"mirach\.toml: \[users\] files can't be read: .*people\.parquet"):
         list(source.tables("2026-03-01"))
+
+
+def test_an_id_is_the_same_whatever_else_its_column_holds() -> None:
+    (hashed,) = string_ids(["ann"]).tolist()
+    (minus,) = string_ids(["-5"]).tolist()
+    (padded,) = string_ids(["08"]).tolist()
+    assert _ids(pa.array([8, 9, None])).to_pylist() == [8, 9, 0]
+    assert _ids(pa.array([8, -5])).to_pylist() == [8, minus]
+    assert _ids(pa.array(["8", "ann", "08", None, "0"])).to_pylist() == [8, hashed, padded, 0, 0]
+    assert _ids(pa.array([], pa.int64())).to_pylist() == []
