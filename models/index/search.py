@@ -88,7 +88,9 @@ def beam_search(
     slot_BM, score_BM = beam.node_BM, beam.score_BM
     if len(beams) > len(index.levels) and beams[-1] and state.interest.covisits is not None:
         leaf_BW = _nodes(kept[-1])
-        slot_BR, there_BR = _related(index, state, leaf_BW, beams[-1], without_seen=model.config.exclude_seen)
+        slot_BR, there_BR = _related(
+            index, state, leaf_BW, beams[-1], terms, without_seen=model.config.exclude_seen
+        )  # fmt: skip
         related_BR = _path_scores(model, index, state, root.score_BM, slot_BR)
         slot_BM = torch.cat([slot_BM, slot_BR], dim=1)
         score_BM = torch.cat([score_BM, related_BR.masked_fill(~there_BR, -torch.inf)], dim=1)
@@ -211,18 +213,26 @@ def _children(level: NodeLevel, beam: _Beam) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _related(
-    index: Index, state: UserState, leaf_BW: Tensor, count: int, *, without_seen: bool
+    index: Index, state: UserState, leaf_BW: Tensor, count: int, terms: Terms, *, without_seen: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Slots [B, R] of the ads most related to each history whose leaf isn't in the beam, and whether there is one."""
+    """Slots [B, R] of the ads most related to each history whose leaf isn't in the beam, and whether there is one.
+
+    Ads that the terms forbid (excluded, or without a bid in an auction) take no place.
+    """
     interest, last = state.interest, index.levels[-1]
     key_Z, value_ZK = interest.related_pairs
     row_Z, value_Z = key_Z // interest.num_ads, mixed(value_ZK.T)
-    slot_Z = index.slot_N[key_Z % interest.num_ads]
+    code_Z = key_Z % interest.num_ads
+    slot_Z = index.slot_N[code_Z]
     beam_BK = torch.zeros((len(leaf_BW), last.num_nodes + 1), dtype=torch.bool, device=leaf_BW.device)
     beam_BK.scatter_(1, torch.where(leaf_BW < 0, last.num_nodes, leaf_BW), True)
     kept_Z = (slot_Z >= 0) & (value_Z > 0.0) & ~beam_BK[row_Z, last.node_S[slot_Z.clamp(min=0)]]
     if without_seen:
         kept_Z &= ~torch.isin(key_Z, interest.distinct[0])
+    if terms.excluded is not None:
+        kept_Z &= ~terms.excluded[code_Z if terms.excluded.dim() == 1 else (row_Z, code_Z)]
+    if terms.auction is not None:
+        kept_Z &= terms.auction.log_bid_S[slot_Z.clamp(min=0)] > -torch.inf
     row_X, slot_X, value_X = row_Z[kept_Z], slot_Z[kept_Z], value_Z[kept_Z]
     order_X = torch.argsort(value_X, descending=True, stable=True)
     order_X = order_X[torch.argsort(row_X[order_X], stable=True)]

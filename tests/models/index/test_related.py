@@ -9,6 +9,7 @@ from models.index.covisits import mixed
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index
 from models.index.search import beam_search, exact_search
+from models.index.terms import Terms, auction
 from tests.models.index.test_covisits import covisiting_model, random_index, small_ads, small_users
 
 ROWS, K = 6, 10
@@ -60,6 +61,33 @@ def test_the_most_related_ads_join_the_answer_with_their_serving_scores_and_cost
         flops = number * (cost.ad + sum(cost.node_L[1:]))
         assert float(joined.cost_B[row] - plain.cost_B[row]) == pytest.approx(flops / (index.num_ads * cost.ad))
     assert int((joined.ads_scored_B - plain.ads_scored_B).max()) == 3, "no request had related ads outside its beam"
+
+
+@pytest.mark.parametrize("by", ["request", "all requests", "bid"])
+def test_forbidden_ads_take_no_place_among_the_related(by: str) -> None:
+    model, index, state = _case()
+    narrow, count = (1,) * len(index.levels), 3
+    plain = beam_search(model, index, state, beams=narrow, k=index.num_ads)
+    key_Z, value_ZK = state.interest.related_pairs
+    value_BN = torch.zeros(ROWS * state.interest.num_ads).index_put((key_Z,), mixed(value_ZK.T)).view(ROWS, -1)
+    value_BN *= ~state.interest.holds(torch.arange(value_BN.shape[1]).expand(ROWS, -1))
+    leaf_N = index.levels[-1].node_N
+    # The most related ads of every request may not be shown.
+    best_BR = (value_BN * (leaf_N != plain.beam_LBW[-1])).topk(count, dim=1).indices
+    forbidden_BN = torch.zeros(value_BN.shape, dtype=torch.bool).scatter(1, best_BR, True)
+    if by != "request":
+        forbidden_BN[:] = forbidden_BN[:1]
+    bid_N = 1.0 - forbidden_BN[0].float()
+    terms = {
+        "request": Terms(forbidden_BN), "all requests": Terms(forbidden_BN[0]),
+        "bid": Terms(auction=auction(index, bid_N)),
+    }[by]  # fmt: skip
+    joined = beam_search(model, index, state, beams=(*narrow, count), k=index.num_ads, terms=terms)
+    left_BN = value_BN * ~forbidden_BN * (leaf_N != joined.beam_LBW[-1])
+    assert int((left_BN > 0.0).sum(1).max()) >= count, "no request has more related ads than places"
+    for left_N, code_K in zip(left_BN, joined.ad_code_BK, strict=True):
+        wanted = left_N.topk(min(count, int((left_N > 0.0).sum()))).indices.tolist()
+        assert set(wanted) <= set(code_K.tolist())
 
 
 def test_a_wrong_number_of_related_ads_is_named() -> None:
