@@ -1,7 +1,8 @@
 """Audit of served requests: what the full scan of the same release would have answered.
 
 Requests come from the request log. Where the log kept a request's features (a hashed share of them), the audit
-uses exactly those; otherwise it reads the user again as of the request's time.
+uses exactly those; otherwise it reads the user again as of the request's time. Requests that restricted the ads are
+left out: the log doesn't keep their lists.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def audit_log(
     Raises:
         ValueError: a logged release does not exist here or is damaged.
     """
-    rows = np.arange(log.num_rows)
-    if log.num_rows > max_requests:
-        rows = np.sort(np.random.default_rng(seed).choice(log.num_rows, max_requests, replace=False))
+    rows = np.flatnonzero(~log["restricted"].to_numpy().astype(bool))
+    if len(rows) > max_requests:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, max_requests, replace=False))
     by_release: dict[str, list[dict[str, Any]]] = {}
     for row in log.take(pa.array(rows)).to_pylist():
         by_release.setdefault(row["release"], []).append(row)
@@ -84,7 +85,9 @@ def _audit(engine: Engine, reader: Reader | None, logged: list[dict[str, Any]]) 
     audited: list[AuditedAnswer] = []
     for first in range(0, len(known), BATCH):
         part = known[first : first + BATCH]
-        requests = [Request(user, row["surface"], row["k"], row["timestamp_us"]) for row, user in part]
+        requests = [
+            Request(user, row["surface"], row["k"], row["timestamp_us"], rank_by=row["rank_by"]) for row, user in part
+        ]
         audited += [_answer(row, exact.ad_ids) for (row, _), exact in zip(part, engine.exact(requests), strict=True)]
     return audited
 

@@ -36,6 +36,7 @@ class AdTable:
     retired_N: Tensor
     created_us_N: Tensor
     bid_N: Tensor
+    """Bid per click in the source's currency, float32; 0 where an ad has none."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "latency_ms": pa.float32(), "ad_ids": pa.list_(pa.int64()), "scores": pa.list_(pa.float32()),
     "feature_age_s": pa.float64(), "cold": pa.bool_(), "nodes_scored": pa.int32(), "ads_scored": pa.int32(),
     "categorical": pa.list_(pa.int64()), "dense": pa.list_(pa.float32()), "history": pa.binary(),
+    "rank_by": pa.string(), "restricted": pa.bool_(),
 }  # fmt: skip
 """Columns of the log, in order. `user_id` is null for users whose features came with the request."""
 
@@ -122,11 +123,15 @@ def erase_requests(logs: Path, user_id: int) -> int:
 
 
 def answer_features(rows: pa.Table) -> pa.Table:
-    """Columns of answers whose distribution is watched (`monitoring.drift`): scores, cost, length, age, tier."""
+    """Columns of answers whose distribution is watched (`monitoring.drift`): scores, cost, length, age, tier.
+
+    Scores of answers ranked by value are on another scale, hence null.
+    """
     with duckdb.connect() as connection:
         connection.register("rows", rows)
         answers: pa.Table = connection.sql(
-            "select scores[1]::double as dense_top_score, list_avg(scores)::double as dense_mean_score, "
+            "select case rank_by when 'score' then scores[1]::double end as dense_top_score, "
+            "case rank_by when 'score' then list_avg(scores)::double end as dense_mean_score, "
             "len(ad_ids)::double / k as dense_filled, cost::double as dense_cost, "
             "feature_age_s::double as dense_feature_age_s, surface as cat_surface, tier as cat_tier, "
             "cold::varchar as cat_cold from rows"

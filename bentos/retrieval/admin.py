@@ -1,4 +1,4 @@
-"""The mounted application `/v1`: releases behind a token, and events as they happen."""
+"""The mounted application `/v1`: releases behind a token, events as they happen, and explanations of answers."""
 
 import hmac
 from collections.abc import Callable
@@ -11,12 +11,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bentos.retrieval.http import EXPECTED_ERRORS, error_response
-from bentos.retrieval.schemas import EventsRequest, EventsResponse, ReleaseInfo, describe_errors
+from bentos.retrieval.schemas import (
+    EventsRequest,
+    EventsResponse,
+    ExplainRequest,
+    ExplainResponse,
+    ReleaseInfo,
+    describe_errors,
+)
 from bentos.retrieval.server import RetrievalServer
 from models.release import read_pointer
 
 Responses = dict[int | str, dict[str, Any]]
 ADMIN: Responses = {401: {"description": "wrong token"}, 403: {"description": "no token is configured"}}
+DEADLINE = {"description": "not explained by the deadline"}
 CONFLICT: Responses = {409: {"description": "refused; the release that served goes on serving"}}
 
 
@@ -40,7 +48,7 @@ def require_token(server: Server, credentials: Credentials) -> None:
 
 
 admin = APIRouter(dependencies=[Depends(require_token)], responses=ADMIN, tags=["releases"])
-public = APIRouter(tags=["events"])
+public = APIRouter()
 
 
 @admin.get("/releases")
@@ -71,11 +79,19 @@ async def rollback(server: Server) -> ReleaseInfo:
     return _info(server)
 
 
-@public.post("/events", responses={503: {"description": "no online store"}})
+@public.post("/events", tags=["events"], responses={503: {"description": "no online store"}})
 async def events(body: EventsRequest, server: Server) -> EventsResponse:
     """Merge engagements into the user's tail; the next retrieval sees them."""
     accepted, unknown = await server.push_events(body.user_id, body.events)
     return EventsResponse(accepted=accepted, unknown_ads=unknown)
+
+
+@public.post(
+    "/explain", tags=["retrieval"], responses={503: {"description": "no release, or overloaded"}, 504: DEADLINE}
+)
+async def explain(body: ExplainRequest, server: Server) -> ExplainResponse:
+    """Name the ads that `/retrieve` answers to the same request, where each came from, and the nodes visited."""
+    return await server.explain(body)
 
 
 def create_app(get_server: Callable[[], RetrievalServer]) -> FastAPI:

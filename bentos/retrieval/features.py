@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bentos.retrieval.runtime import EVENT, Engine, InlineUser, Request, UserFeatures
-from bentos.retrieval.schemas import AttributesIn, EventIn, RetrieveRequest
+from bentos.retrieval.schemas import AttributesIn, EventIn, MaxPerIn, RetrieveRequest
+from models.index.terms import Cap
 
 PUSHED_EVENT = np.dtype([("event_id", "<i8"), ("time_us", "<i8"), ("item", "<i4"), ("kind", "u1"), ("surface", "u1")])
 """An event on its way into a user's tail; the layout of `feature_repo.online`."""
@@ -65,6 +66,16 @@ def check(engine: Engine, query: RetrieveRequest) -> None:
         raise FieldError("history", f"more than {engine.schema.history_length} events")
     if query.attributes is not None:
         _attributes(engine, query.attributes)
+    if query.rank_by == "value" and not engine.has_bids:
+        raise FieldError("rank_by", f"no live ad of release {engine.release} has a positive bid")
+    _cap(engine, query.max_per)
+
+
+def check_explainable(engine: Engine, query: RetrieveRequest) -> None:
+    """Refuse to explain a tier that has no path through the index. Raises FieldError."""
+    tier = query.tier or engine.config.default_tier
+    if engine.config.tier(tier).exact:
+        raise FieldError("tier", f"{tier!r} scans every ad, there is no path to explain")
 
 
 def to_requests(engine: Engine, reader: Reader | None, jobs: Sequence[Job], tier: str) -> list[Request]:
@@ -91,6 +102,9 @@ def to_requests(engine: Engine, reader: Reader | None, jobs: Sequence[Job], tier
             timestamp_us=job.timestamp_us,
             tier=tier,
             blocked=frozenset(job.query.blocked_ad_ids),
+            eligible=job.query.eligible_ad_ids,
+            rank_by=job.query.rank_by,
+            cap=_cap(engine, job.query.max_per),
         )
         for row, job in enumerate(jobs)
     ]
@@ -140,6 +154,13 @@ def _attributes(engine: Engine, given: AttributesIn) -> tuple[NDArray[np.int64],
     if (np.abs(wide) > np.finfo(np.float32).max).any():
         raise FieldError("attributes.dense", "a value is too large for float32")
     return categorical, wide.astype(np.float32)
+
+
+def _cap(engine: Engine, max_per: MaxPerIn | None) -> Cap | None:
+    if max_per is None:
+        return None
+    groups = [group.name for group in engine.schema.groups]
+    return Cap(_code("max_per.group", max_per.group, groups), max_per.limit)
 
 
 def _code(field: str, value: str, known: Sequence[str]) -> int:

@@ -33,10 +33,12 @@ SCHEMA = pa.schema(
         ("latency_ms", pa.float32()), ("ad_ids", pa.list_(pa.int64())), ("scores", pa.list_(pa.float32())),
         ("feature_age_s", pa.float64()), ("cold", pa.bool_()), ("nodes_scored", pa.int32()),
         ("ads_scored", pa.int32()), ("categorical", pa.list_(pa.int64())), ("dense", pa.list_(pa.float32())),
-        ("history", pa.binary()),
+        ("history", pa.binary()), ("rank_by", pa.string()), ("restricted", pa.bool_()),
     ]
 )  # fmt: skip
-"""`user_id` is null for inline users; `categorical`, `dense` and `history` are null except for the sampled share."""
+"""`user_id` is null for inline users; `categorical`, `dense` and `history` are null except for the sampled share.
+`scores` of rank_by `value` are log(click probability x bid). `restricted`: ads were blocked, not eligible or capped, in
+ways that the log doesn't keep, so that nobody can ask again."""
 
 
 def sampled(request_id: int, share: float) -> bool:

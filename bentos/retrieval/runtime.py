@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -26,15 +26,18 @@ from torch import Tensor
 from bentos.retrieval.release import EXACT, ReleaseConfig, part_of, read_ads
 from models.artifact import ArtifactStore
 from models.batch import AdTable, HistorySlice, UserBatch
+from models.index.explain import FoundAd, Visit, found_ads, visited
 from models.index.monn import RetrievalModel
 from models.index.publish import Index
 from models.index.search import SearchResult, beam_search, exact_search
 from models.index.storage import load_index, load_model
-from models.index.terms import Terms
+from models.index.terms import Auction, Cap, Terms, auction
 from models.schema import FeatureSchema
 
 EVENT = np.dtype([("item", "<i4"), ("time", "<u4"), ("kind", "u1"), ("surface", "u1")])
 """One history event, 10 bytes: ad code, seconds since the epoch, kind and surface codes of the schema."""
+RankBy = Literal["score", "value"]
+"""Ads are ranked by their score, or by log(click probability x bid)."""
 
 
 class UserFeatures(Protocol):
@@ -83,14 +86,19 @@ class Request:
     tier: str | None = None
     blocked: frozenset[int] = frozenset()
     """Ad ids that must not be answered."""
+    eligible: Sequence[int] | None = None
+    """Ad ids that alone may be answered; all may when None."""
+    rank_by: RankBy = "score"
+    cap: Cap | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Ads in falling order of score, with what it took to find them."""
+    """Ads in falling order of what they were ranked by, with what it took to find them."""
 
     ad_ids: list[int]
     scores: list[float]
+    """What the ads were ranked by."""
     release: str
     tier: str
     cost: float
@@ -99,6 +107,16 @@ class Answer:
     ads_scored: int
     cold: bool
     feature_age_s: float | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An answer and the way there."""
+
+    answer: Answer
+    ads: list[FoundAd]
+    levels: list[list[Visit]]
+    """Nodes visited, from the root down, best first."""
 
 
 class Engine:
@@ -120,6 +138,9 @@ class Engine:
         self.index = index
         self.ads = ads
         self.zone = ZoneInfo(config.timezone)
+        self._auction: Auction | None = None
+        if bool((ads.bid_N[index.ad_code_S] > 0.0).any()):
+            self._auction = auction(index, ads.bid_N)
         self._ad_id_N: NDArray[np.int64] = ads.ad_id_N.numpy().astype(np.int64)
         self._order_N = np.argsort(self._ad_id_N, kind="stable")
         self._sorted_id_N = self._ad_id_N[self._order_N]
@@ -150,6 +171,11 @@ class Engine:
         """N, retired ads included."""
         return int(self._ad_id_N.shape[0])
 
+    @property
+    def has_bids(self) -> bool:
+        """Whether any live ad has a positive bid, without which ads can't be ranked by value."""
+        return self._auction is not None
+
     def code_of(self, ad_ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Codes of ad ids, -1 where this release does not know the ad."""
         wanted = np.asarray(ad_ids, dtype=np.int64)
@@ -166,23 +192,39 @@ class Engine:
         )
 
     def retrieve(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer requests in order; each tier among them is searched in one batch.
+        """Answer requests in order; those of one tier, ranking and cap are searched in one batch.
 
         Raises:
-            ValueError: unknown surface or tier, or k below 1; names the field.
+            ValueError: unknown surface or tier, k below 1, or ranking by value without any bid; names the field.
         """
-        groups: dict[str, list[int]] = {}
+        groups: dict[tuple[str, RankBy, Cap | None], list[int]] = {}
         for row, request in enumerate(requests):
-            groups.setdefault(request.tier or self.config.default_tier, []).append(row)
+            key = request.tier or self.config.default_tier, request.rank_by, request.cap
+            groups.setdefault(key, []).append(row)
         answers: dict[int, Answer] = {}
-        for tier, rows in groups.items():
-            found = self._search([requests[i] for i in rows], tier)
-            answers.update(zip(rows, found, strict=True))
+        for (tier, _, _), rows in groups.items():
+            chosen = [requests[i] for i in rows]
+            answers.update(zip(rows, self._answers(chosen, tier, self._search(chosen, tier)), strict=True))
         return [answers[row] for row in range(len(requests))]
 
     def exact(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer by the full scan of the serving score, whatever tier the requests name."""
-        return self._search(list(requests), EXACT) if requests else []
+        """Answer by the full scan of the serving score, on the same terms, whatever tier the requests name."""
+        return self.retrieve([replace(request, tier=EXACT) for request in requests])
+
+    @torch.inference_mode()
+    def explain(self, request: Request) -> Explanation:
+        """The answer that `retrieve` gives, and which nodes and related ads led there.
+
+        Raises:
+            ValueError: as `retrieve`, or the tier scans every ad, so that there is no path.
+        """
+        tier = request.tier or self.config.default_tier
+        if self.config.tier(tier).exact:
+            raise ValueError(f"tier: {tier!r} scans every ad, there is no path to explain")
+        result = self._search([request], tier)
+        groups = [group.name for group in self.schema.groups]
+        (answer,), (ads,) = self._answers([request], tier, result), found_ads(self.index, result)
+        return Explanation(answer, ads, visited(self.index, result, groups)[0])
 
     def warm_up(self) -> float:
         """Answer one cold request per tier; returns the seconds it took."""
@@ -193,7 +235,7 @@ class Engine:
         return time.perf_counter() - started
 
     @torch.inference_mode()
-    def _search(self, requests: Sequence[Request], tier: str) -> list[Answer]:
+    def _search(self, requests: Sequence[Request], tier: str) -> SearchResult:
         plan = self.config.tier(tier)
         user = self.user_batch(requests)
         for request in requests:
@@ -201,12 +243,10 @@ class Engine:
                 raise ValueError(f"k: {request.k} is not at least 1")
         fetch = min(max(r.k for r in requests), self.index.num_ads)
         state = self.model.user_state(user, self.ads)
-        terms = Terms(excluded=self._blocked(requests))
+        terms = self._terms(requests)
         if plan.exact:
-            result = exact_search(self.model, self.index, state, fetch, terms=terms)
-        else:
-            result = beam_search(self.model, self.index, state, beams=plan.beams, k=fetch, terms=terms)
-        return self._answers(requests, tier, result)
+            return exact_search(self.model, self.index, state, fetch, terms=terms)
+        return beam_search(self.model, self.index, state, beams=plan.beams, k=fetch, terms=terms)
 
     def _answers(self, requests: Sequence[Request], tier: str, result: SearchResult) -> list[Answer]:
         code_BK = result.ad_code_BK.numpy()
@@ -231,15 +271,30 @@ class Engine:
             )
         return answers
 
-    def _blocked(self, requests: Sequence[Request]) -> Tensor | None:
-        """Bitmap [B, N] of ads that must not be answered, None when nobody blocks any."""
-        if not any(r.blocked for r in requests):
+    def _terms(self, requests: Sequence[Request]) -> Terms:
+        """Terms of requests that agree on ranking and cap."""
+        first = requests[0]
+        if first.rank_by == "score":
+            return Terms(self._excluded(requests), None, first.cap)
+        if self._auction is None:
+            raise ValueError("rank_by: no live ad of the release has a positive bid")
+        return Terms(self._excluded(requests), self._auction, first.cap)
+
+    def _excluded(self, requests: Sequence[Request]) -> Tensor | None:
+        """Bitmap [B, N] of ads that must not be answered, None when every request may be answered with all."""
+        if not any(r.blocked or r.eligible is not None for r in requests):
             return None
-        blocked_BN = torch.zeros((len(requests), self.num_ads), dtype=torch.bool)
+        excluded_BN = torch.zeros((len(requests), self.num_ads), dtype=torch.bool)
         for b, request in enumerate(requests):
-            code = self.code_of(sorted(request.blocked))
-            blocked_BN[b, torch.from_numpy(code[code >= 0])] = True
-        return blocked_BN
+            if request.eligible is not None:
+                excluded_BN[b] = True
+                excluded_BN[b, self._known(request.eligible)] = False
+            excluded_BN[b, self._known(sorted(request.blocked))] = True
+        return excluded_BN
+
+    def _known(self, ad_ids: Sequence[int]) -> Tensor:
+        code = self.code_of(ad_ids)
+        return torch.from_numpy(code[code >= 0])
 
     def user_batch(self, requests: Sequence[Request]) -> UserBatch:
         """Features of requests as tensors; events of ads that this release does not know are left out."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bentos.retrieval.runtime import RankBy
+
 MAX_K = 2000
+MAX_EXPLAINED = 100
 MAX_HISTORY = 2000
 MAX_BLOCKED = 1000
+MAX_ELIGIBLE = 100_000
 MAX_BATCH = 256
 MAX_EVENTS = 500
 
@@ -41,6 +45,13 @@ class AttributesIn(_Strict):
     dense: dict[Name, Number] = Field(default_factory=dict, max_length=256)
 
 
+class MaxPerIn(_Strict):
+    """Diversity: at most `limit` ads that share a known value of a group of the schema."""
+
+    group: Name
+    limit: Annotated[int, Field(strict=True, ge=1, le=MAX_K)]
+
+
 class RetrieveRequest(_Strict):
     """Which ads for this user, on this surface, now? Give `user_id`, or `history` and `attributes` inline."""
 
@@ -52,10 +63,20 @@ class RetrieveRequest(_Strict):
     tier: Name | None = None
     deadline_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 1000
     blocked_ad_ids: list[Id] = Field(default_factory=list, max_length=MAX_BLOCKED)
+    eligible_ad_ids: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_ELIGIBLE)
+    """Only these ads may be answered; all may when null. Ads that the release doesn't know are ignored."""
+    rank_by: RankBy = "score"
+    """`value`: by log(click probability x bid), with the release's bids; ads without one can't be answered."""
+    max_per: MaxPerIn | None = None
     request_id: Id | None = None
     """Comes back in the answer and in the request log, where later outcomes are joined by it."""
     timestamp_us: TimestampUs | None = None
     """When the request happens; now unless a log is replayed."""
+
+    @property
+    def restricted(self) -> bool:
+        """Whether some ads may not be answered, or not all together."""
+        return bool(self.blocked_ad_ids) or self.eligible_ad_ids is not None or self.max_per is not None
 
     @model_validator(mode="after")
     def _one_user(self) -> RetrieveRequest:
@@ -66,11 +87,12 @@ class RetrieveRequest(_Strict):
 
 
 class RetrieveResponse(BaseModel):
-    """Ads in falling order of score, and how they were found."""
+    """Ads in falling order of what they were ranked by, and how they were found."""
 
     request_id: int
     ad_ids: list[int]
     scores: list[float]
+    """What the ads were ranked by: logits, or log(click probability x bid)."""
     release: str
     release_source: str
     """`pointer`: the promoted release; `bento`: the Bento's own copy, because no pointer could be read."""
@@ -84,6 +106,59 @@ class RetrieveResponse(BaseModel):
     cold: bool
     """True when nothing is known about the user."""
     feature_age_s: float | None
+
+
+class ExplainRequest(RetrieveRequest):
+    """A retrieve request, to be explained instead of answered."""
+
+    k: Annotated[int, Field(strict=True, ge=1, le=MAX_EXPLAINED)] = 10
+
+
+class ExplainedAd(BaseModel):
+    """An ad of the answer and how the search came to it."""
+
+    ad_id: int
+    score: float
+    source: Literal["beam", "related"]
+    """`beam`: its leaf was visited. `related`: it follows from the history, whatever its leaf."""
+    path: list[int]
+    """Its node of every level."""
+
+
+class ValueShare(BaseModel):
+    """A code of a group and the share of a node's ads that have it."""
+
+    code: int
+    share: float
+
+
+class VisitedNode(BaseModel):
+    """A node that the search visited, and what it holds."""
+
+    place: int
+    """0 is the best, by score, or with rank_by `value` by log(click probability x largest bid below)."""
+    node: int
+    score: float
+    num_ads: int
+    values: dict[str, list[ValueShare]]
+    """By group, most frequent first; ads whose value is unknown have none."""
+    representative_ad_id: int
+    """The ad nearest to the node's vector."""
+
+
+class ExplainResponse(BaseModel):
+    """What `/retrieve` answers to the same request, and the way there."""
+
+    release: str
+    release_source: str
+    tier: str
+    cost: float
+    nodes_scored: int
+    ads_scored: int
+    cold: bool
+    ads: list[ExplainedAd]
+    levels: list[list[VisitedNode]]
+    """From the root down, the nodes visited, best first."""
 
 
 class BatchResult(BaseModel):

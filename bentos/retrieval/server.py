@@ -21,10 +21,11 @@ from typing import Any, Literal
 
 from bentos.retrieval import features, request_log
 from bentos.retrieval.batcher import MicroBatcher
+from bentos.retrieval.explanations import to_response
 from bentos.retrieval.features import Job, Reader
 from bentos.retrieval.metrics import ServiceMetrics
 from bentos.retrieval.runtime import Answer, Engine, UserFeatures
-from bentos.retrieval.schemas import EventIn, RetrieveRequest, RetrieveResponse
+from bentos.retrieval.schemas import EventIn, ExplainRequest, ExplainResponse, RetrieveRequest, RetrieveResponse
 from models.artifact import ArtifactStore
 from models.release import promote, read_pointer, roll_back
 
@@ -34,6 +35,10 @@ Source = Literal["pointer", "bento"]
 Clock = Literal["wall", "log"]
 STEP_DOWN_LOAD = 0.5
 """Share of the queue in use from which requests without a tier of their own get the next cheaper one."""
+
+
+MAX_EXPLAINING = 8
+"""Explanations that may wait for the compute slot."""
 
 
 class NotReadyError(Exception):
@@ -91,6 +96,7 @@ class RetrievalServer:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._batcher: MicroBatcher[Job, Outcome] | None = None
+        self._explainer = MicroBatcher(self._explain, self._executor, max_batch=1, max_queue=MAX_EXPLAINING)
         self._swap = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         log = request_log.LogSettings(settings.home / "logs" / "requests")
@@ -148,6 +154,7 @@ class RetrievalServer:
                 await self._watcher
         if self._batcher is not None:
             await self._batcher.close()
+        await self._explainer.close()
         await asyncio.to_thread(self._log.close)
         self._executor.shutdown(wait=True)
         self._writer.shutdown(wait=True)
@@ -160,12 +167,9 @@ class RetrievalServer:
             OverloadedError, DeadlineExceededError: see the batcher.
         """
         started = time.perf_counter()
-        bundle = self.bundle
-        if bundle is None:
-            raise NotReadyError(self.refusal or "no release is promoted and the Bento holds none")
-        features.check(bundle.engine, query)
-        tier, stepped_down = self._choose_tier(bundle.engine, query)
-        job = Job(query, arrived_us=time.time_ns() // 1000 + self._clock_shift_us)
+        engine = self._check(query)
+        tier, stepped_down = self._choose_tier(engine, query)
+        job = self._job(query)
         outcome = await self.batcher.submit(tier, job, query.deadline_ms / 1000)
         answer = outcome.answer
         request_id = secrets.randbits(62) if query.request_id is None else query.request_id
@@ -177,6 +181,21 @@ class RetrievalServer:
             nodes_scored=answer.nodes_scored, ads_scored=answer.ads_scored, cold=answer.cold,
             feature_age_s=answer.feature_age_s,
         )  # fmt: skip
+
+    async def explain(self, query: ExplainRequest) -> ExplainResponse:
+        """Explain what `answer` gives, in the tier of an idle service; nothing is logged.
+
+        Explanations wait for the compute slot one by one, and give way when the queue of retrievals is full.
+
+        Raises:
+            NotReadyError, FieldError, OverloadedError, DeadlineExceededError: as `answer`; a FieldError also for a
+                tier without a path.
+        """
+        engine = self._check(query)
+        features.check_explainable(engine, query)
+        self.batcher.check_capacity()
+        tier = query.tier or engine.config.default_tier
+        return await self._explainer.submit(tier, self._job(query), query.deadline_ms / 1000)
 
     async def push_events(self, user_id: int, events: Sequence[EventIn]) -> tuple[int, int]:
         """Merge events into the user's tail; returns how many were taken and how many named unknown ads.
@@ -230,6 +249,21 @@ class RetrievalServer:
             }
         return found
 
+    def _check(self, query: RetrieveRequest) -> Engine:
+        if self.bundle is None:
+            raise NotReadyError(self.refusal or "no release is promoted and the Bento holds none")
+        features.check(self.bundle.engine, query)
+        return self.bundle.engine
+
+    def _job(self, query: RetrieveRequest) -> Job:
+        return Job(query, arrived_us=time.time_ns() // 1000 + self._clock_shift_us)
+
+    def _explain(self, tier: str, jobs: Sequence[Job]) -> list[ExplainResponse]:
+        bundle = self.bundle
+        assert bundle is not None
+        requests = features.to_requests(bundle.engine, bundle.reader, jobs, tier)
+        return [to_response(bundle.engine.explain(request), bundle.source) for request in requests]
+
     def _run(self, tier: str, jobs: Sequence[Job]) -> list[Outcome]:
         bundle = self.bundle
         assert bundle is not None
@@ -253,7 +287,7 @@ class RetrievalServer:
             "surface": query.surface, "k": query.k, "release": answer.release, "tier": answer.tier,
             "cost": answer.cost, "latency_ms": latency_ms, "ad_ids": answer.ad_ids, "scores": answer.scores,
             "feature_age_s": answer.feature_age_s, "cold": answer.cold, "nodes_scored": answer.nodes_scored,
-            "ads_scored": answer.ads_scored,
+            "ads_scored": answer.ads_scored, "rank_by": query.rank_by, "restricted": query.restricted,
         }  # fmt: skip
         if request_log.sampled(request_id, self.settings.feature_share):
             row["categorical"] = outcome.user.categorical.tolist()

@@ -31,7 +31,8 @@ from bentos.retrieval.server import Clock, RetrievalServer, Settings
 
 traffic.TimeoutMiddleware = CancellingTimeout  # type: ignore[misc, assignment]
 
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 4 << 20
+"""A list of eligible ads with the longest ids fits."""
 BENTO_COPY = Path(__file__).resolve().parents[2] / "release"
 """Artefacts that `bentos.build` put beside the code; absent when served from a checkout."""
 

@@ -1,4 +1,4 @@
-"""What a learned tree means: which nodes a request visits, what a node holds, and how pure it is.
+"""What a learned tree means: which nodes a request visits, where its ads come from, what a node holds, how pure it is.
 
 Purity of a node is the share of its ads that have the node's most frequent value of a group (category, advertiser). It
 stands beside the purity of a random tree of the same shape: the same node sizes, ads drawn without regard to content.
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, node_values
-from models.index.search import beam_search
+from models.index.search import SearchResult, beam_search
+from models.index.terms import NO_TERMS, Terms
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,22 @@ class Visit:
     """A node that a request visited: its place in the beam, its score, and the node itself."""
 
     place: int
+    """0 is the best, by score or, with an auction, by log(click probability x largest bid below)."""
     score: float
     node: NodeView
+
+
+@dataclass(frozen=True)
+class FoundAd:
+    """An ad of an answer and how the search came to it."""
+
+    ad_id: int
+    score: float
+    """Value it was ranked by."""
+    source: Literal["beam", "related"]
+    """`beam`: its leaf was visited. `related`: it follows from the history, whatever its leaf."""
+    path: tuple[int, ...]
+    """Its node of every level."""
 
 
 def purity(index: Index, groups: Sequence[str], *, seed: int = 0) -> list[Purity]:
@@ -96,29 +111,48 @@ def view(index: Index, level: int, node: int, groups: Sequence[str]) -> NodeView
         for group, codes, shares in zip(groups, codes_GR, shares_GR, strict=True)
     }
     slot = index.slot_N[published.representative_K[node]]
+    # Slots are stored leaf by leaf, so those of a node lie side by side.
+    first, end = torch.searchsorted(published.node_S, published.node_S.new_tensor([node, node + 1])).tolist()
     return NodeView(
-        level=level, node=node, num_ads=int((published.node_S == node).sum()), values=values,
-        representative=int(index.ad_id_S[slot]),
+        level=level, node=node, num_ads=end - first, values=values, representative=int(index.ad_id_S[slot]),
     )  # fmt: skip
 
 
 def visits(
-    model: RetrievalModel, index: Index, state: UserState, *, beams: Sequence[int], k: int
+    model: RetrievalModel, index: Index, state: UserState, *, beams: Sequence[int], k: int, terms: Terms = NO_TERMS
 ) -> list[list[list[Visit]]]:
     """Nodes that each request visits, level by level, best first: [requests][levels][places]."""
     groups = [group.name for group in model.schema.groups]
-    found = beam_search(model, index, state, beams=beams, k=k)
-    requests = []
-    for row in range(state.num_rows):
-        levels = []
-        for number, (node_BW, score_BW) in enumerate(zip(found.beam_LBW, found.beam_score_LBW, strict=True), 1):
-            pairs = zip(node_BW[row].tolist(), score_BW[row].tolist(), strict=True)
+    return visited(index, beam_search(model, index, state, beams=beams, k=k, terms=terms), groups)
+
+
+def visited(index: Index, found: SearchResult, groups: Sequence[str]) -> list[list[list[Visit]]]:
+    """Nodes that each request of a beam search visited, level by level, best first: [requests][levels][places]."""
+    requests: list[list[list[Visit]]] = [[] for _ in found.ad_code_BK]
+    for number, (node_BW, score_BW) in enumerate(zip(found.beam_LBW, found.beam_score_LBW, strict=True), 1):
+        for levels, nodes, scores in zip(requests, node_BW.tolist(), score_BW.tolist(), strict=True):
+            pairs = enumerate(zip(nodes, scores, strict=True))
             levels.append(
-                [
-                    Visit(i, score, view(index, number, node, groups))
-                    for i, (node, score) in enumerate(pairs)
-                    if node >= 0
-                ]
+                [Visit(i, score, view(index, number, node, groups)) for i, (node, score) in pairs if node >= 0]
             )
-        requests.append(levels)
+    return requests
+
+
+def found_ads(index: Index, found: SearchResult) -> list[list[FoundAd]]:
+    """Ads of each request of a beam search, best first, and how the search came to them."""
+    slot_BK = index.slot_N[found.ad_code_BK.clamp(min=0)]
+    id_BK, path_BKL = index.ad_id_S[slot_BK], torch.stack([level.node_S[slot_BK] for level in index.levels], dim=-1)
+    in_beam_BK = (path_BKL[..., -1:] == found.beam_LBW[-1][:, None, :]).any(-1)
+    requests = []
+    for codes, *columns in zip(
+        found.ad_code_BK.tolist(), id_BK.tolist(), found.score_BK.tolist(), in_beam_BK.tolist(), path_BKL.tolist(),
+        strict=True,
+    ):  # fmt: skip
+        requests.append(
+            [
+                FoundAd(ad_id, score, "beam" if in_beam else "related", tuple(path))
+                for code, ad_id, score, in_beam, path in zip(codes, *columns, strict=True)
+                if code >= 0
+            ]
+        )
     return requests

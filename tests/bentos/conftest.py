@@ -9,6 +9,8 @@ import torch
 
 from bentos.retrieval.runtime import Engine
 from models.artifact import Artifact, ArtifactStore
+from models.release import promote
+from tests.bentos.serving import TOKEN
 from tests.bentos.world import add_release, small_world
 from tests.models.worlds import World
 
@@ -35,3 +37,12 @@ def release(shared_home: Path, world: World) -> Artifact:
 @pytest.fixture(scope="session")
 def engine(shared_home: Path, release: Artifact) -> Engine:
     return Engine.load(ArtifactStore(shared_home / "artifacts"), release.version)
+
+
+@pytest.fixture
+def home(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MIRACH_HOME", str(tmp_path))
+    monkeypatch.setenv("MIRACH_TOKEN", TOKEN)
+    release = add_release(tmp_path, world)
+    promote(tmp_path / "releases", release.version, "2026-01-03")
+    return tmp_path

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,52 +18,9 @@ from bentos.retrieval.server import RetrievalServer
 from models.artifact import ArtifactStore
 from models.release import promote, read_pointer
 from monitoring.request_log import read_requests
+from tests.bentos.serving import AUTHORIZED, query, run
 from tests.bentos.world import NOW_US, WorldReader, add_release
 from tests.models.worlds import World
-
-TOKEN = "secret"
-AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
-
-
-@asynccontextmanager
-async def serving(world: World | None) -> AsyncIterator[tuple[httpx.AsyncClient, RetrievalServer]]:
-    from bentos.retrieval.service import Retrieval, current_server
-
-    app = Retrieval.to_asgi(is_main=True)  # type: ignore[attr-defined]
-    thresholds = gc.get_threshold()
-    async with app.router.lifespan_context(app.app):
-        server = current_server()
-        if world is not None:
-            assert server.bundle is not None
-            server.bundle = replace(server.bundle, reader=WorldReader(world))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            yield client, server
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
-
-
-Scenario = Callable[[httpx.AsyncClient, RetrievalServer], Awaitable[None]]
-
-
-def run(world: World | None, scenario: Scenario) -> None:
-    async def go() -> None:
-        async with serving(world) as (client, server):
-            await scenario(client, server)
-
-    asyncio.run(go())
-
-
-@pytest.fixture
-def home(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MIRACH_HOME", str(tmp_path))
-    monkeypatch.setenv("MIRACH_TOKEN", TOKEN)
-    release = add_release(tmp_path, world)
-    promote(tmp_path / "releases", release.version, "2026-01-03")
-    return tmp_path
-
-
-def query(**change: Any) -> dict[str, Any]:
-    return {"user_id": 10_003, "surface": "feed", "k": 5, "timestamp_us": NOW_US} | change
 
 
 def test_answers_equal_the_engine(home: Path, world: World) -> None:
@@ -126,6 +80,16 @@ BAD_BODIES: list[tuple[str, Any]] = [
     ("deadline_ms", query(deadline_ms=0)),
     ("colour", query(colour="red")),
     ("blocked_ad_ids", query(blocked_ad_ids=list(range(2000)))),
+    ("eligible_ad_ids", query(eligible_ad_ids=[])),
+    ("eligible_ad_ids", query(eligible_ad_ids=[1] * 100_001)),
+    ("eligible_ad_ids.1", query(eligible_ad_ids=[1, "2"])),
+    ("rank_by", query(rank_by="price")),
+    ("rank_by", query(rank_by=None)),
+    ("max_per.group", query(max_per={"group": "colour", "limit": 1})),
+    ("max_per.limit", query(max_per={"group": "advertiser", "limit": 0})),
+    ("max_per.limit", query(max_per={"group": "advertiser"})),
+    ("max_per.share", query(max_per={"group": "advertiser", "limit": 1, "share": 0.5})),
+    ("max_per", query(max_per="advertiser")),
     ("timestamp_us", query(timestamp_us=-1)),
     ("history", query(user_id=None, history=[EVENT] * 101)),
     ("history.0.kind", query(user_id=None, history=[{"ad_id": 1, "surface": "feed", "timestamp_us": 1}])),
@@ -153,7 +117,7 @@ def test_bad_input_is_a_422_that_names_the_field_and_changes_nothing(home: Path,
         after = (await client.post("/retrieve", json=query(tier="exact"))).json()
         assert after["ad_ids"] == before["ad_ids"]
         assert (await client.post("/retrieve", data={"user_id": "7"})).status_code == 415
-        assert (await client.post("/retrieve", content=b"x" * (2 << 20))).status_code == 413
+        assert (await client.post("/retrieve", content=b"x" * (5 << 20))).status_code == 413
 
     run(world, scenario)
 
@@ -242,7 +206,13 @@ def test_health_metrics_and_documents(home: Path, world: World) -> None:
         assert (await client.get("/docs.json")).json()["paths"]["/retrieve"]
         document = (await client.get("/v1/openapi.json")).json()
         assert document["servers"] == [{"url": "/v1"}]
-        assert set(document["paths"]) == {"/events", "/releases", "/releases/{version}/activate", "/rollback"}
+        assert set(document["paths"]) == {
+            "/events",
+            "/explain",
+            "/releases",
+            "/releases/{version}/activate",
+            "/rollback",
+        }
 
     run(world, scenario)
 

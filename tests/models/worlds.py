@@ -135,6 +135,12 @@ def _frame(
     return frame, probability
 
 
+def _bids(seed: int, num_ads: int) -> NDArray[np.float64]:
+    """Every fifth ad or so has none."""
+    rng = np.random.default_rng([seed, 1])
+    return rng.lognormal(0.0, 1.5, num_ads) * (rng.random(num_ads) < 0.8)
+
+
 def make_world(
     *,
     seed: int = 0,
@@ -165,7 +171,7 @@ def make_world(
         ad_group_NG=np.stack([topic + 1, advertiser], axis=1),
         ad_retired_N=np.zeros(num_ads, dtype=bool),
         ad_created_us_N=np.full(num_ads, FIRST_S * 1_000_000),
-        ad_bid_N=np.ones(num_ads),
+        ad_bid_N=_bids(seed, num_ads),
     )
     users, ads = to_user_table(vars(tables), schema), to_ad_table(vars(tables), schema)
     events = _histories(rng, interest, topic, mean_history, num_days)

@@ -21,6 +21,7 @@ def row(request_id: int, offset_s: int = 0, **change: Any) -> dict[str, Any]:
         "request_id": request_id, "timestamp_us": START_US + offset_s * 1_000_000, "user_id": 7, "surface": "feed",
         "k": 3, "release": "r1", "tier": "standard", "cost": 0.1, "latency_ms": 4.0, "ad_ids": [1, 2, 3],
         "scores": [3.0, 2.0, 1.0], "feature_age_s": 60.0, "cold": False, "nodes_scored": 10, "ads_scored": 20,
+        "rank_by": "score", "restricted": False,
     }  # fmt: skip
     return values | change
 
@@ -80,12 +81,13 @@ def test_no_log_is_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_answer_features_by_hand(tmp_path: Path) -> None:
-    write(tmp_path, [row(1), row(2, ad_ids=[], scores=[], cold=True, feature_age_s=None)])
-    first, second = answer_features(read_requests(tmp_path, START, END).rows).to_pylist()
+    write(tmp_path, [row(1), row(2, ad_ids=[], scores=[], cold=True, feature_age_s=None), row(3, rank_by="value")])
+    first, second, third = answer_features(read_requests(tmp_path, START, END).rows).to_pylist()
     assert first["dense_top_score"] == 3.0
     assert first["dense_mean_score"] == 2.0
     assert (first["dense_filled"], second["dense_filled"]) == (1.0, 0.0)
     assert second["dense_top_score"] is None
+    assert (third["dense_top_score"], third["dense_mean_score"], third["dense_filled"]) == (None, None, 1.0)
     assert (second["cat_cold"], second["cat_surface"]) == ("true", "feed")
 
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.index.explain import purity, view, visits
+from models.index.explain import found_ads, purity, view, visits
 from models.index.publish import build_index
 from models.index.search import beam_search
+from models.index.terms import Terms
 from tests.models.index.small import random_index, small_ads, small_model, small_users
+from tests.models.index.test_covisits import covisiting_model
 
 
 def test_purity_of_a_tree_by_topic_is_one_and_that_of_the_random_tree_is_not() -> None:
@@ -52,3 +54,30 @@ def test_visits_are_the_nodes_of_the_beam_best_first() -> None:
         assert [v.node.node for v in levels[1]] == found.beam_LBW[1][row].tolist()
         scores = [v.score for v in levels[1]]
         assert scores == sorted(scores, reverse=True)
+        assert [v.node.num_ads for v in levels[1]] == [
+            int((index.levels[1].node_S == v.node.node).sum()) for v in levels[1]
+        ]
+
+
+def test_ads_of_an_answer_come_from_the_beam_or_are_related() -> None:
+    model, num_ads = covisiting_model()
+    generator = torch.Generator().manual_seed(2)
+    ads, users = small_ads(num_ads, generator), small_users(6, num_ads, generator)
+    index = random_index(model, ads, generator)
+    with torch.no_grad():
+        state = model.user_state(users, ads)
+    terms = Terms(torch.arange(num_ads) % 4 == 0)
+    found = beam_search(model, index, state, beams=(1, 2, 5), k=num_ads, terms=terms)
+    walked = visits(model, index, state, beams=(1, 2, 5), k=num_ads, terms=terms)
+    sources = set()
+    for row, (answer, levels) in enumerate(zip(found_ads(index, found), walked, strict=True)):
+        code_K = found.ad_code_BK[row][found.ad_code_BK[row] >= 0]
+        assert not bool((code_K % 4 == 0).any())
+        assert [ad.ad_id for ad in answer] == ads.ad_id_N[code_K].tolist()
+        assert [ad.score for ad in answer] == found.score_BK[row, : len(code_K)].tolist()
+        leaves = {visit.node.node for visit in levels[-1]}
+        for code, ad in zip(code_K.tolist(), answer, strict=True):
+            assert list(ad.path) == [int(level.node_N[code]) for level in index.levels]
+            assert ad.source == ("beam" if ad.path[-1] in leaves else "related")
+        sources |= {ad.source for ad in answer}
+    assert sources == {"beam", "related"}
