@@ -43,13 +43,18 @@ def test_a_bento_that_is_not_there(tmp_path: Path) -> None:
 
 def inline_requests(count: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    found = []
-    for _ in range(count):
+    found: list[dict[str, Any]] = []
+    terms: list[dict[str, Any]] = [
+        {}, {"rank_by": "value"}, {"max_per": {"group": "topic", "limit": 2}},
+        {"eligible_ad_ids": list(range(50_000, 50_030))},
+    ]  # fmt: skip
+    for number in range(count):
         events = [
             {"ad_id": int(ad), "kind": "like", "surface": "feed", "timestamp_us": NOW_US - int(age)}
             for ad, age in zip(rng.integers(50_000, 50_090, 20), rng.integers(10**6, 10**12, 20), strict=True)
         ]
         found.append({"history": events, "surface": "stories", "k": 10, "timestamp_us": NOW_US})
+        found[-1] |= terms[number % len(terms)]
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bentos.retrieval.release import ReleaseConfig, copy_release, make_release, part_of
 from bentos.retrieval.runtime import EVENT, Engine, InlineUser, Request, coverage
@@ -78,6 +79,12 @@ def test_history_hour_and_age(engine: Engine) -> None:
     assert batch.history.age_E.tolist() == [60.0, 0.0]
     assert batch.surface_B.tolist() == [1, 0]
     assert batch.hour_B.tolist() == [8, 8]  # midnight UTC in Shanghai
+
+
+def test_a_release_holds_the_bids_of_its_ads(engine: Engine, world: World) -> None:
+    assert engine.has_bids
+    assert torch.equal(engine.ads.bid_N, world.ads.bid_N)
+    assert engine.ads.bid_N.dtype == torch.float32
 
 
 def test_codes_of_ids(engine: Engine) -> None:

@@ -38,7 +38,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Day 1: three impressions, one click known in time, one known on day 2. Day 2: a new ad and a new user."""
     lake = new_lake(tmp_path_factory.mktemp("statistics"))
     write(
-        lake, DAY1, ads=[ad(11), ad(12, advertiser=8, category=(4,)), ad(13)], users=[user(1), user(2)],
+        lake, DAY1, users=[user(1), user(2)],
+        ads=[ad(11), ad(12, advertiser=8, category=(4,), bid=2.5), ad(13, bid=None)],
         impressions=[
             impression(100, 11, 1, "01 10:00"),
             impression(100, 12, 1, "01 10:00", 1),
@@ -108,6 +109,8 @@ def test_rows_of_a_day_read_the_cut_of_the_day_before(lake: Lake) -> None:
     published = load_tables(lake, FACTS, DAY1, DAY1)
     np.testing.assert_array_equal(tables.user_dense_UD[:2], published.user_dense_UD)
     np.testing.assert_array_equal(tables.ad_dense_NF[:3], published.ad_dense_NF)
+    assert published.ad_bid_N.tolist() == [1.0, 2.5, 0.0]
+    assert tables.ad_bid_N.tolist() == [1.0, 2.5, 0.0, 1.0]
     today = load_tables(lake, FACTS, DAY2, DAY2)
     assert (today.user_dense_UD[:2] != published.user_dense_UD).any()
 
@@ -131,6 +134,7 @@ def test_a_new_ad_has_attributes_and_brand_new_statistics(lake: Lake) -> None:
 
 def test_the_first_day_has_no_statistics(lake: Lake) -> None:
     tables = load_tables(lake, FACTS, None, DAY1)
+    assert tables.ad_bid_N.tolist() == [1.0, 2.5, 0.0]
     assert tables.user_dense_UD.tolist() == [[0.5] + [0.0] * (len(USER_DENSE) - 1)] * 2
     assert (tables.ad_dense_NF[:, AD_DENSE.index("ad_impressions_1d") : AD_DENSE.index("ad_age")] == 0.0).all()
     with pytest.raises(ValueError, match="catalogue_day: 2026-01-01 is before statistics_day 2026-01-02"):
