@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.data import FrameData
+from models.index.cost import candidate_cost
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index
 from models.index.search import SearchResult, beam_search, exact_search
@@ -288,29 +289,33 @@ def beam_choices(level_sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return choices
 
 
-def affordable(
-    choices: Sequence[tuple[int, ...]], level_sizes: Sequence[int], num_ads: int, *, max_cost: float
-) -> list[tuple[int, ...]]:
-    """Choices whose cost in an evenly filled tree is at most twice `max_cost`, or the cheapest one: what to sweep."""
-
-    def expected(beams: tuple[int, ...]) -> float:
-        below = [*level_sizes[1:], num_ads]
-        scored = sum(b * under / size for b, under, size in zip(beams, below, level_sizes, strict=True))
-        return (level_sizes[0] + scored) / num_ads
-
-    return [c for c in choices if expected(c) <= 2.0 * max_cost] or [min(choices, key=expected)]
-
-
 RELATED = (0, 16, 64)
 """Numbers of related ads worth trying beside a beam, where the model counts co-visits."""
+SPARE = (10, 20, 40, 80, 160, 320)
+"""Numbers of ads worth scoring in full beyond those asked for."""
 
 
-def choices_to_sweep(model: RetrievalModel, index: Index, *, max_cost: float) -> list[tuple[int, ...]]:
-    """Beams of this index that may be worth `max_cost`, and with them how many related ads are scored beside them."""
-    beams = affordable(beam_choices(index.level_sizes), index.level_sizes, index.num_ads, max_cost=max_cost)
-    if model.covisits is None:
-        return beams
-    return [(*choice, related) for choice in beams for related in RELATED]
+def choices_to_sweep(model: RetrievalModel, index: Index, *, max_cost: float, k: int = 10) -> list[tuple[int, ...]]:
+    """Beams of this index that may be worth `max_cost`: an evenly filled tree would cost at most half as much again.
+
+    With them, how many related ads join, and how many ads are scored in full beyond `k`; the cheapest choice if none
+    is affordable.
+    """
+    related = RELATED if model.covisits is not None else (0,)
+    choices = list(itertools.product(beam_choices(index.level_sizes), related, SPARE))
+    cost = candidate_cost(model.config, len(model.schema.groups))
+
+    def expected(choice: tuple[tuple[int, ...], int, int]) -> float:
+        beams, num_related, spare = choice
+        nodes = [float(index.level_sizes[0])]
+        nodes += [b * below / size + num_related for b, size, below in
+                  zip(beams, index.level_sizes, index.level_sizes[1:], strict=False)]  # fmt: skip
+        under = beams[-1] * index.num_ads / index.level_sizes[-1] + num_related
+        flops = sum(n * each for n, each in zip(nodes, cost.node_L, strict=True))
+        return (flops + under * cost.sketch + min(under, k + spare) * cost.ad) / (index.num_ads * cost.ad)
+
+    kept = [c for c in choices if expected(c) <= 1.5 * max_cost] or [min(choices, key=expected)]
+    return [(*beams, num_related, spare) for beams, num_related, spare in kept]
 
 
 def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float) -> SweepPoint:

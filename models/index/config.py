@@ -48,7 +48,8 @@ class RetrievalTraining:
     gradient_start: float = 0.6
     """Share of training before which that part is 0."""
     trunk_gradient: float = 0.0
-    """Part of the levels' gradient that reaches the user's trunk; on KuaiRand it cost the scorer a third."""
+    """Part of the levels' gradient that reaches the user's trunk and the weights of events; on KuaiRand it cost the
+    scorer a third."""
     reconstruction_weight: float = 0.5
     balance_weight: float = 0.05
     alignment_weight: float = 0.1
@@ -111,6 +112,8 @@ class RetrievalConfig:
     """Never answer an ad of the history: for logs in which nobody takes an ad twice."""
     node_values: int = 4
     """Values a node keeps of each group (its virtual features)."""
+    sketch_width: int = 16
+    """Width of the vectors that pre-rank ads (`models/index/prerank.py`)."""
     training: RetrievalTraining = field(default_factory=RetrievalTraining)
 
     def __post_init__(self) -> None:

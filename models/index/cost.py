@@ -18,15 +18,20 @@ from models.index.config import RetrievalConfig
 
 @dataclass(frozen=True)
 class CandidateCost:
-    """FLOPs of scoring one node of every level and one ad."""
+    """FLOPs of scoring one node of every level and one ad, and of pre-ranking one ad."""
 
     node_L: tuple[int, ...]
     ad: int
+    sketch: int
 
-    def request(self, nodes_scored_BL: Tensor, ads_scored_B: Tensor, num_ads: int) -> Tensor:
+    def request(
+        self, nodes_scored_BL: Tensor, ads_scored_B: Tensor, num_ads: int, preranked_B: Tensor | None = None
+    ) -> Tensor:
         """Cost of requests, [B] float64; a full scan by the ad scorer costs 1."""
         nodes_BL = nodes_scored_BL.double()
         flops_B = (nodes_BL * nodes_BL.new_tensor(self.node_L)).sum(1) + ads_scored_B.double() * self.ad
+        if preranked_B is not None:
+            flops_B = flops_B + preranked_B.double() * self.sketch
         return flops_B / (num_ads * self.ad)
 
 
@@ -44,4 +49,6 @@ def candidate_cost(config: RetrievalConfig, num_groups: int) -> CandidateCost:
         over = 2 * config.hidden[level] * (num_inputs + 1) + config.hidden[level] + 2 * num_inputs
         ensemble = 2 * level
         flops.append(dots + features + tower + over + ensemble)
-    return CandidateCost(node_L=tuple(flops[:-1]), ad=flops[-1])
+    # The dot product; bias and features of the ad itself, a look-up and a sum each; the same for every group.
+    sketch = 2 * config.sketch_width + 2 * 2 + 2 * num_groups
+    return CandidateCost(node_L=tuple(flops[:-1]), ad=flops[-1], sketch=sketch)

@@ -1,8 +1,9 @@
 """Joint training of the retrieval model and its index under one loss (HSNN arXiv 2408.06653 section 4).
 
 The scorer trains alone first; then residual k-means places the codebooks, the index loss warms up linearly, and
-alpha rises from soft to hard. The levels' gradient into the ad tower is stopped until late and scaled after
-that: an index that may bend the ads gets its coverage by making the scorer worse. Paths and node features are
+alpha rises from soft to hard. An index that may bend the ads gets its coverage by making the scorer worse, so what the
+levels say to the towers is scaled (`level_gradient`, `trunk_gradient`); at 0 the scorer is, bit for bit, the one that
+learns without an index. Paths and node features are
 those of a snapshot that is taken again every few steps, which is what serving will see too.
 
 Shape legend: B rows, J ads a row, X rows with teacher pairs, N ads.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,7 @@ from models.index.losses import (
 from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
 from models.index.quantizer import BalanceQueue
+from models.index.sketching import distil_sketch
 from models.schema import FeatureSchema
 from models.training.loop import decay, even_batches
 from models.training.optimizer import OptimizerConfig, TableOptimizer
@@ -47,6 +50,8 @@ from models.training.optimizer import OptimizerConfig, TableOptimizer
 TABLES = ("tables.weight",)
 Progress = Callable[[int, int, dict[str, float]], None]
 Build = Callable[[RetrievalConfig, FeatureSchema, int], RetrievalModel]
+INDEX = ("index.", "ensemble_LL", "sharpness_L")
+"""Parameters of the index beside those of its levels."""
 LEVELS_ONLY = ("levels.", "ensemble_LL", "sharpness_L")
 """Parameters that learn in the second part of a separate index; the levels' last one, which scores ads, does not."""
 
@@ -117,6 +122,8 @@ def train_retrieval(
     if with_index and trainer.index is None:
         trainer.start_index(days[-1].ads)
     trainer.model.eval()
+    if with_index:
+        distil_sketch(trainer.model, publish(trainer.model, days[-1].ads), days[-1], seed=seed)
     return trainer.model, trainer.report(time.perf_counter() - started)
 
 
@@ -151,7 +158,8 @@ class _Trainer:
             dense_rate=self.training.learning_rate, table_rate=self.training.table_learning_rate,
             weight_decay=self.training.dense_decay,
         )  # fmt: skip
-        self.optimizer = TableOptimizer(self.model, rates, TABLES)
+        of_index = (*(f"levels.{number}." for number in range(config.num_levels)), *INDEX)
+        self.optimizer = TableOptimizer(self.model, rates, TABLES, apart=of_index)
         batch_size = self.training.batch_size
         per_epoch = sum(-(-len(self._rows(day)) // batch_size) for day in days)
         self.epochs = max(self.training.epochs, -(-self.training.min_steps // max(1, per_epoch)))
@@ -238,18 +246,22 @@ class _Trainer:
         """Place the codebooks by residual k-means on the live ads and take the first snapshot."""
         if not self.warm:
             with torch.no_grad():
-                live = (~ads.retired_N).nonzero().squeeze(1)
-                vector_ND = self.model.ad_vectors(ads, live).flatten(1)
+                vector_ND = self._codes(ads, (~ads.retired_N).nonzero().squeeze(1))
             self.learner.start(self.model, vector_ND, self.index_generator)
         self._snapshot(ads)
 
     def _refresh(self, ads: AdTable, live: Tensor, share: float) -> None:
         """Let the codebooks follow the ads, revive dead nodes (not at the very end), and take a snapshot."""
         with torch.no_grad():
-            vector_ND = self.model.ad_vectors(ads, live).flatten(1)
+            vector_ND = self._codes(ads, live)
         progress = self._index_share(share)
         self.nodes_moved += self.learner.refresh(self.model, vector_ND, share, progress, self.index_generator)
         self._snapshot(ads)
+
+    def _codes(self, ads: AdTable, code_M: Tensor) -> Tensor:
+        """What the index sorts ads by, [M, D]."""
+        with fixed_statistics(self.model):
+            return self.model.ad_vectors(ads, code_M).flatten(1)
 
     def _optimise(self, total: Tensor) -> None:
         """One step; codebooks move by `codebook_rate` of what the optimiser would have moved them."""
@@ -261,7 +273,8 @@ class _Trainer:
                 codebook.copy_(torch.lerp(old, codebook, self.learner.codebook_rate))
 
     def _snapshot(self, ads: AdTable) -> None:
-        self.index = publish(self.model, ads)
+        with fixed_statistics(self.model):
+            self.index = publish(self.model, ads)
         self.used_leaves.append(self.index.level_sizes[-1])
 
     def _index_share(self, share: float) -> float:
@@ -329,7 +342,7 @@ class _Trainer:
         }
         if model.config.learner == "joint":
             chosen = live[torch.randint(len(live), (training.ads_per_step,), generator=self.index_generator)]
-            uniform = model.index(scale_gradient(model.ad_vectors(step.ads, chosen).flatten(1), gradient), alpha)
+            uniform = model.index(scale_gradient(self._codes(step.ads, chosen), gradient), alpha)
             losses["reconstruction"] = uniform.reconstruction * training.reconstruction_weight
             losses["balance"] = self.queue.loss(uniform) * training.balance_weight * warm
         if pseudo_LUD:
@@ -348,6 +361,16 @@ class _Trainer:
             return pseudo_LUD
         # Ads without a published path have no node; their rows stand for a handful of retired ads.
         return tuple(level.vector_KQd.flatten(1)[level.node_N[step.code_U].clamp(min=0)] for level in index.levels)
+
+
+@contextmanager
+def fixed_statistics(model: RetrievalModel) -> Iterator[None]:
+    """Ads that pass here leave the running statistics of the ad tower alone, which the scorer learns with."""
+    model.ad_tower.eval()
+    try:
+        yield
+    finally:
+        model.ad_tower.train(model.training)
 
 
 def next_engagements(data: FrameData, rows_B: Tensor, limit: int) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,11 @@ def forward(
         trunk_BT=trunk_BT,
         level_trunk_BT=level_trunk_BT,
         interest=interest,
-        clicked=UserState(tuple(states), interest if len(row_Y) == len(label_B) else interest.rows(row_Y)),
+        clicked=UserState(
+            tuple(states),
+            interest if len(row_Y) == len(label_B) else interest.rows(row_Y),
+            model.preranker.user(trunk_BT[row_Y].detach()),
+        ),
         row_Y=row_Y,
         code_U=code_U,
         local_B=local_B,
@@ -203,6 +207,7 @@ def pseudo_ad_losses(
         pseudo_BQd = model.as_vectors(pseudo_LUD[number])[step.local_B]
         node_B = index.levels[number].node_N[step.batch.ad_code_B]
         feature_FB1 = _own_node_features(index, step.interest, number, node_B)
+        feature_FB1 = scale_gradient(feature_FB1, model.config.training.trunk_gradient)
         logit_B = over.own(over.state(step.level_trunk_BT), pseudo_BQd[:, None], feature_FB1).squeeze(1)
         loss = loss + impression_loss(logit_B, step.batch)
         gap = gap + (over.interaction(feature_FB1) - wanted_IB1).square().mean()
@@ -230,6 +235,7 @@ def score_nodes(model: RetrievalModel, index: Index, state: UserState, beam_widt
         if model.config.learner in WITH_CODEBOOKS:
             vector_KQd = model.as_vectors(model.index.node_vectors(level.path_KL))
         feature_FYK = _level_features(index, state.interest, number)
+        feature_FYK = scale_gradient(feature_FYK, model.config.training.trunk_gradient)
         logit_YK = model.level(number).shared(state.levels[number], vector_KQd, feature_FYK)
         score_YK = logit_YK
         for earlier, earlier_YK in enumerate(above):

@@ -22,6 +22,7 @@ from models.gem.embeddings import ItemEncoder, Tables, age_bucket, local_codes
 from models.index.config import RetrievalConfig
 from models.index.covisits import CoVisits
 from models.index.interactions import Interest, InterestCounter
+from models.index.prerank import PreRanker
 from models.index.quantizer import LearnedIndex
 from models.schema import FeatureSchema
 
@@ -49,6 +50,8 @@ class UserState:
     levels: tuple[LevelState, ...]
     """One a level of nodes, from the root, then one for ads."""
     interest: Interest
+    sketch_BP: Tensor
+    """The request's vector of pre-ranking; P is the sketch's width here."""
 
     @property
     def num_rows(self) -> int:
@@ -57,7 +60,8 @@ class UserState:
 
     def rows(self, row_X: Tensor) -> UserState:
         """Some requests, in the given order."""
-        return UserState(tuple(level.rows(row_X) for level in self.levels), self.interest.rows(row_X))
+        levels = tuple(level.rows(row_X) for level in self.levels)
+        return UserState(levels, self.interest.rows(row_X), self.sketch_BP[row_X])
 
 
 class UserTower(nn.Module):
@@ -274,6 +278,8 @@ class RetrievalModel(nn.Module):
             self.engagement = nn.Linear(config.trunk_width, config.num_ad_vectors * config.width)
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
             self.sharpness_L = nn.Parameter(torch.ones(config.num_levels))
+            self.preranker = PreRanker(config, num_features)
+            self.preranker.requires_grad_(False)
 
     def level(self, number: int) -> OverArch:
         """OverArch of a level of nodes (0 = root) or, at number L, of ads."""
@@ -308,7 +314,8 @@ class RetrievalModel(nn.Module):
 
     def state_of(self, trunk_BT: Tensor, interest: Interest) -> UserState:
         """The user side from its trunk."""
-        return UserState(tuple(self.level(i).state(trunk_BT) for i in range(len(self.levels))), interest)
+        levels = tuple(self.level(i).state(trunk_BT) for i in range(len(self.levels)))
+        return UserState(levels, interest, self.preranker.user(trunk_BT.detach()))
 
     def ad_vectors(self, ads: AdTable, code_M: Tensor | None = None) -> Tensor:
         """Vectors [M, Q, d] of ads by code; of all ads when no codes are given."""

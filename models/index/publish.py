@@ -6,7 +6,7 @@ read. A node carries its representative (the nearest ad, HSNN arXiv 2408.06653 s
 features (its most frequent group values with their shares, HILL arXiv 2604.12965).
 
 Shape legend: L levels, K nodes of a level, S slots (live ads in leaf order), N ad codes, Q ad vectors, d width,
-G groups, R values kept per node and group.
+G groups, R values kept per node and group, P sketch width.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Index:
     group_SG: Tensor
     slot_N: Tensor
     """Slot of every ad code, -1 for ads that are not published."""
+    sketch_SP: Tensor
+    """Vectors of pre-ranking (`models/index/prerank.py`)."""
+    sketch_bias_S: Tensor
 
     @property
     def num_ads(self) -> int:
@@ -107,6 +110,8 @@ def build_index(model: RetrievalModel, ads: AdTable, vector_NQd: Tensor, path_NL
         vector_SQd=vector_NQd[code_S],
         group_SG=ads.group_NG[code_S],
         slot_N=slot_N,
+        sketch_SP=model.preranker.ad(vector_NQd[code_S].flatten(1)),
+        sketch_bias_S=model.preranker.ad_bias(vector_NQd[code_S].flatten(1)).squeeze(1),
     )
 
 
@@ -126,6 +131,8 @@ def thinned(index: Index, first: int, every: int) -> Index:
         vector_SQd=index.vector_SQd[slot_S],
         group_SG=index.group_SG[slot_S],
         slot_N=slot_N,
+        sketch_SP=index.sketch_SP[slot_S],
+        sketch_bias_S=index.sketch_bias_S[slot_S],
     )
 
 

@@ -57,7 +57,7 @@ def node_logits(model: RetrievalModel, index: Index, state: UserState, number: i
 def ad_logits(model: RetrievalModel, index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
     """Logits [B, M] of each request's own slots, without their paths."""
     over = model.level(len(index.levels))
-    return over.own(state.levels[-1], index.vector_SQd[slot_BM], _ad_features(index, state, slot_BM))
+    return over.own(state.levels[-1], index.vector_SQd[slot_BM], ad_features(index, state, slot_BM))
 
 
 def ensemble(weight_L: Tensor, logit_BM: Tensor, above: Sequence[Tensor]) -> Tensor:
@@ -73,7 +73,7 @@ def pair_scores(
 ) -> Tensor:  # fmt: skip
     """Scores [B, X] summed in a fixed order: the bits of a pair's score depend on nothing but the pair."""
     over = model.level(len(index.levels))
-    score_BX = over.exactly(state.levels[-1], index.vector_SQd[slot_BX], _ad_features(index, state, slot_BX))
+    score_BX = over.exactly(state.levels[-1], index.vector_SQd[slot_BX], ad_features(index, state, slot_BX))
     if not with_path:
         return score_BX
     weight_L = model.ensemble_weights()[-1]
@@ -92,5 +92,6 @@ def _node_features(index: Index, state: UserState, number: int, node_BM: Tensor)
     return torch.cat([group_FBM, visits_CBK.gather(2, node_BM.expand(len(visits_CBK), -1, -1))])
 
 
-def _ad_features(index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
+def ad_features(index: Index, state: UserState, slot_BM: Tensor) -> Tensor:
+    """Interaction features [F, B, M] of each request's own slots."""
     return torch.cat([state.interest.own(index.group_SG[slot_BM]), state.interest.seen(index.ad_code_S[slot_BM])])

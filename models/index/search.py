@@ -3,8 +3,10 @@
 `exact_search` scans the serving score (`models/index/scoring.py`) over every ad; `beam_search` visits the children of
 the best nodes of each level, and scores the ads that follow most often from the history beside them: the inverted
 index from a history's ads to their neighbours (I2IF, HSNN arXiv 2408.06653 section 3) reaches ads whose leaf as a whole
-is of no interest. No step loops over requests. Both end in the same short list (`models/index/shortlist.py`), so that
-a beam that holds every node returns the same ads in the same order as the scan.
+is of no interest. A sketch of the score may choose which of all these ads are scored in full
+(`models/index/prerank.py`). No step loops over requests. Both end in the same short list
+(`models/index/shortlist.py`), so that a beam that holds every node, all of whose ads are scored, returns the same ads
+in the same order as the scan.
 
 Shape legend: B requests, L levels, W nodes of a beam, M candidates, K results, S slots, R related ads a request.
 """
@@ -22,7 +24,7 @@ from models.index.covisits import mixed
 from models.index.monn import RetrievalModel, UserState
 from models.index.publish import Index, NodeLevel
 from models.index.scoring import ad_logits, all_node_logits, ensemble, node_logits, scan_scores
-from models.index.shortlist import finish
+from models.index.shortlist import barred, finish, log_bids
 from models.index.terms import NO_TERMS, Terms, open_nodes, ranked
 
 
@@ -37,6 +39,8 @@ class SearchResult:
     """FLOPs relative to a full scan by the ad scorer."""
     nodes_scored_B: Tensor
     ads_scored_B: Tensor
+    ads_preranked_B: Tensor
+    """Ads of which the sketch was taken, to choose those that are scored."""
     beam_LBW: tuple[Tensor, ...] = ()
     """Nodes of the beam of every level, best first, -1 where there are fewer."""
     beam_score_LBW: tuple[Tensor, ...] = ()
@@ -53,12 +57,31 @@ class _Beam:
     score_BM: Tensor
 
 
-def check_beams(beams: Sequence[int], num_levels: int) -> None:
-    """Raise ValueError unless `beams` is one width a level, and perhaps a number of related ads."""
-    if len(beams) not in (num_levels, num_levels + 1) or min(beams[:num_levels]) < 1 or min(beams) < 0:
-        raise ValueError(
-            f"beams: {tuple(beams)} must be {num_levels} numbers of at least 1, and perhaps a number of related ads"
-        )
+@dataclass(frozen=True)
+class Beams:
+    """How hard a beam search works."""
+
+    widths: tuple[int, ...]
+    """Nodes kept at each level."""
+    related: int = 0
+    """Ads related to the history that join those under the beam (none where the model counts no co-visits)."""
+    spare: int = 0
+    """Ads scored in full beyond the K asked for, the best by the sketch; 0 scores all of them."""
+
+    @classmethod
+    def parse(cls, beams: Sequence[int], num_levels: int) -> Beams:
+        """From one width a level, and perhaps the number of related and of spare ads.
+
+        Raises:
+            ValueError: a width is below 1, another number below 0, or there are too few or too many.
+        """
+        widths, further = tuple(beams[:num_levels]), tuple(beams[num_levels:])
+        if len(widths) < num_levels or len(further) > 2 or min(widths) < 1 or min((0, *further)) < 0:
+            raise ValueError(
+                f"beams: {tuple(beams)} must be {num_levels} numbers of at least 1, and perhaps the number of related "
+                "ads and of spare ads"
+            )
+        return cls(widths, *further)
 
 
 @torch.no_grad()
@@ -74,37 +97,33 @@ def beam_search(
     """Best `k` ads under the best nodes of each level, and among the ads most related to the history.
 
     Args:
-        beams: the nodes kept at each level; one number more is how many related ads are scored beside the beam
-            (none where the model counts no co-visits).
+        beams: the nodes kept at each level, and perhaps how many related and spare ads (`Beams`).
 
     Raises:
         ValueError: `k` or a width is below 1, or `beams` doesn't fit the index.
     """
     if k < 1:
         raise ValueError(f"k: {k} is not at least 1")
-    check_beams(beams, len(index.levels))
-    root = _root(model, index, state)
-    beam, scored, kept = _descend(model, index, state, root, beams, terms)
-    slot_BM, score_BM = beam.node_BM, beam.score_BM
-    if len(beams) > len(index.levels) and beams[-1] and state.interest.covisits is not None:
-        leaf_BW = _nodes(kept[-1])
-        slot_BR, there_BR = _related(
-            index, state, leaf_BW, beams[-1], terms, without_seen=model.config.exclude_seen
-        )  # fmt: skip
-        related_BR = _path_scores(model, index, state, root.score_BM, slot_BR)
-        slot_BM = torch.cat([slot_BM, slot_BR], dim=1)
-        score_BM = torch.cat([score_BM, related_BR.masked_fill(~there_BR, -torch.inf)], dim=1)
-        # A related ad costs itself and the nodes on its path, of which the roots are known already.
-        scored = [scored[0], *(count_B + there_BR.sum(1) for count_B in scored[1:])]
-    code_BK, score_BK = finish(model, index, state, slot_BM, score_BM, k, terms, with_path=True)
-    nodes_BL, ads_B = torch.stack(scored[:-1], dim=1), scored[-1]
-    cost = candidate_cost(model.config, len(model.schema.groups))
+    effort = Beams.parse(beams, len(index.levels))
+    kept, scored = _descend(model, index, state, effort.widths, terms)
+    found = _candidates(model, index, state, kept, effort.related, terms)
+    nodes_BL = torch.stack(scored, dim=1)
+    nodes_BL[:, 1:] += found.related_B[:, None]
+    preranked_B = torch.zeros_like(found.related_B)
+    if effort.spare:
+        preranked_B = found.there_BM.sum(1)
+        found = _preranked(model, index, state, found, k + effort.spare, terms)
+    score_BM = ensemble(model.ensemble_weights()[-1], ad_logits(model, index, state, found.slot_BM), found.above)
+    score_BM = score_BM.masked_fill(~found.there_BM, -torch.inf)
+    code_BK, score_BK = finish(model, index, state, found.slot_BM, score_BM, k, terms, with_path=True)
+    cost, ads_B = candidate_cost(model.config, len(model.schema.groups)), found.there_BM.sum(1)
     return SearchResult(
         ad_code_BK=code_BK,
         score_BK=score_BK,
-        cost_B=cost.request(nodes_BL, ads_B, index.num_ads),
+        cost_B=cost.request(nodes_BL, ads_B, index.num_ads, preranked_B),
         nodes_scored_B=nodes_BL.sum(1),
         ads_scored_B=ads_B,
+        ads_preranked_B=preranked_B,
         beam_LBW=tuple(_nodes(level) for level in kept),
         beam_score_LBW=tuple(level.score_BM for level in kept),
     )
@@ -143,29 +162,77 @@ def exact_search(
         cost_B=cost.request(nodes_BL, ads_B, index.num_ads),
         nodes_scored_B=torch.full_like(ads_B, num_nodes),
         ads_scored_B=ads_B,
+        ads_preranked_B=torch.zeros_like(ads_B),
     )
 
 
 def _descend(
-    model: RetrievalModel, index: Index, state: UserState, beam: _Beam, beams: Sequence[int], terms: Terms
-) -> tuple[_Beam, list[Tensor], list[_Beam]]:
-    """Ads under the best nodes, how many candidates of every level were scored [B] each, and every level's beam."""
+    model: RetrievalModel, index: Index, state: UserState, widths: Sequence[int], terms: Terms
+) -> tuple[list[_Beam], list[Tensor]]:
+    """The beam of every level, and how many of its nodes were scored [B] each."""
     weight_LL = model.ensemble_weights()
     open_LK = None if terms.excluded is None else open_nodes(index, terms.excluded)
-    scored, kept = [beam.there_BM.sum(1)], []
-    for number, level in enumerate(index.levels):
-        beam = _keep(beam, beams[number], _node_values(beam, terms, open_LK, number))
+    beam = _root(model, index, state)
+    kept, scored = [], [beam.there_BM.sum(1)]
+    for number, width in enumerate(widths):
+        beam = _keep(beam, width, _node_values(beam, terms, open_LK, number))
         kept.append(beam)
-        node_BM, parent_BM, there_BM = _children(level, beam)
         if number + 1 == len(index.levels):
-            logit_BM = ad_logits(model, index, state, node_BM)
-        else:
-            logit_BM = node_logits(model, index, state, number + 1, node_BM)
+            break
+        node_BM, parent_BM, there_BM = _children(index.levels[number], beam)
+        logit_BM = node_logits(model, index, state, number + 1, node_BM)
         above = tuple(logit.gather(1, parent_BM) for logit in beam.logit_LBM)
         score_BM = ensemble(weight_LL[number + 1], logit_BM, above).masked_fill(~there_BM, -torch.inf)
         beam = _Beam(node_BM, there_BM, (*above, logit_BM), score_BM)
         scored.append(there_BM.sum(1))
-    return beam, scored, kept
+    return kept, scored
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Ads that may be scored, and the logits of the nodes on their paths, root first."""
+
+    slot_BM: Tensor
+    there_BM: Tensor
+    above: tuple[Tensor, ...]
+    related_B: Tensor
+    """How many of them are related ads, whose paths below the root were scored for them alone."""
+
+
+def _candidates(
+    model: RetrievalModel, index: Index, state: UserState, kept: list[_Beam], num_related: int, terms: Terms
+) -> _Found:
+    """Ads under the last beam, and those most related to the history beside them."""
+    slot_BM, parent_BM, there_BM = _children(index.levels[-1], kept[-1])
+    above = tuple(logit.gather(1, parent_BM) for logit in kept[-1].logit_LBM)
+    if not num_related or state.interest.covisits is None:
+        return _Found(slot_BM, there_BM, above, torch.zeros_like(slot_BM[:, 0]))
+    slot_BR, there_BR = _related(
+        index, state, _nodes(kept[-1]), num_related, terms, without_seen=model.config.exclude_seen
+    )  # fmt: skip
+    above = tuple(
+        torch.cat([logit_BM, logit_BR], dim=1)
+        for logit_BM, logit_BR in zip(above, _path_logits(model, index, state, slot_BR), strict=True)
+    )
+    slots, there = torch.cat([slot_BM, slot_BR], dim=1), torch.cat([there_BM, there_BR], dim=1)
+    return _Found(slots, there, above, there_BR.sum(1))
+
+
+def _preranked(
+    model: RetrievalModel, index: Index, state: UserState, found: _Found, width: int, terms: Terms
+) -> _Found:  # fmt: skip
+    """The `width` candidates of every request with the best sketched values, among those that may be answered."""
+    sketch = model.preranker.sketch(state.sketch_BP, state.interest, index.slot_N, index.num_ads)
+    score_BM = sketch.scores(index.sketch_SP, index.sketch_bias_S, index.group_SG, found.slot_BM)
+    value_BM = ranked(score_BM, log_bids(terms, found.slot_BM))
+    value_BM = value_BM.masked_fill(~found.there_BM | barred(model, index, state, found.slot_BM, terms), -torch.inf)
+    value_BW, place_BW = value_BM.topk(min(width, value_BM.shape[1]), dim=1)
+    return _Found(
+        slot_BM=found.slot_BM.gather(1, place_BW),
+        there_BM=value_BW > -torch.inf,
+        above=tuple(logit_BM.gather(1, place_BW) for logit_BM in found.above),
+        related_B=found.related_B,
+    )
 
 
 def _nodes(beam: _Beam) -> Tensor:
@@ -246,11 +313,8 @@ def _related(
     return slot_BR, there_BR
 
 
-def _path_scores(
-    model: RetrievalModel, index: Index, state: UserState, root_BK: Tensor, slot_BR: Tensor
-) -> Tensor:  # fmt: skip
-    """Serving scores [B, R] of each request's own slots; the logits of the first level are known."""
-    above = [root_BK.gather(1, index.levels[0].node_S[slot_BR])]
-    for number, level in enumerate(index.levels[1:], 1):
-        above.append(node_logits(model, index, state, number, level.node_S[slot_BR]))
-    return ensemble(model.ensemble_weights()[-1], ad_logits(model, index, state, slot_BR), above)
+def _path_logits(model: RetrievalModel, index: Index, state: UserState, slot_BR: Tensor) -> list[Tensor]:
+    """Logits [B, R] of the nodes on the paths of each request's own slots, root first."""
+    return [
+        node_logits(model, index, state, number, level.node_S[slot_BR]) for number, level in enumerate(index.levels)
+    ]

@@ -29,15 +29,12 @@ def finish(
     with_path: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Ad codes and values [B, k] of the best of each request's candidate slots, given their scores (-inf: absent)."""
-    if model.config.exclude_seen:
-        score_BM = score_BM.masked_fill(state.interest.holds(index.ad_code_S[slot_BM]), -torch.inf)
-    if terms.excluded is not None:
-        score_BM = score_BM.masked_fill(excluded_slots(index, terms.excluded, slot_BM), -torch.inf)
-    value_BM = ranked(score_BM, _log_bid(terms, slot_BM))
+    score_BM = score_BM.masked_fill(barred(model, index, state, slot_BM, terms), -torch.inf)
+    value_BM = ranked(score_BM, log_bids(terms, slot_BM))
     place_BX = _short_list(index, slot_BM, value_BM, k, terms.cap)
     slot_BX, there_BX = slot_BM.gather(1, place_BX), value_BM.gather(1, place_BX) > -torch.inf
     exact_BX = pair_scores(model, index, state, slot_BX, with_path=with_path)
-    exact_BX = ranked(exact_BX, _log_bid(terms, slot_BX)).masked_fill(~there_BX, -torch.inf)
+    exact_BX = ranked(exact_BX, log_bids(terms, slot_BX)).masked_fill(~there_BX, -torch.inf)
     order_BX = torch.argsort(index.ad_id_S[slot_BX], dim=1, stable=True)
     order_BX = order_BX.gather(1, _descending(exact_BX.gather(1, order_BX)))
     slot_BX, exact_BX = slot_BX.gather(1, order_BX), exact_BX.gather(1, order_BX)
@@ -52,7 +49,18 @@ def finish(
     return functional.pad(code_BK, (0, missing), value=-1), functional.pad(value_BK, (0, missing), value=-torch.inf)
 
 
-def _log_bid(terms: Terms, slot_BM: Tensor) -> Tensor | None:
+def barred(model: RetrievalModel, index: Index, state: UserState, slot_BM: Tensor, terms: Terms) -> Tensor:
+    """Whether each request's candidate slots may not be answered, [B, M]: seen, where that bars them, or excluded."""
+    barred_BM = torch.zeros_like(slot_BM, dtype=torch.bool)
+    if model.config.exclude_seen:
+        barred_BM |= state.interest.holds(index.ad_code_S[slot_BM])
+    if terms.excluded is not None:
+        barred_BM |= excluded_slots(index, terms.excluded, slot_BM)
+    return barred_BM
+
+
+def log_bids(terms: Terms, slot_BM: Tensor) -> Tensor | None:
+    """Logs of the bids of candidate slots, None without an auction."""
     return None if terms.auction is None else terms.auction.log_bid_S[slot_BM]
 
 

@@ -53,10 +53,13 @@ class TableOptimizer:
     """Optimiser of a whole model: tables by row-wise Adagrad, the rest by AdamW.
 
     Tables are the weights of all `Tables` modules and whatever else `table_names` lists. Parameters that don't
-    require a gradient are left alone.
+    require a gradient are left alone. Gradients are clipped by their norm; those of parameters whose name begins with
+    one of `apart` by their own, so that they can't shorten the steps of the others.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, table_names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, table_names: tuple[str, ...] = (), apart: tuple[str, ...] = ()
+    ) -> None:  # fmt: skip
         own = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Tables)]
         table_names = tuple(dict.fromkeys([*own, *table_names]))
         parameters = dict(model.named_parameters())
@@ -68,6 +71,7 @@ class TableOptimizer:
         self.num_steps = 0
         self.adagrad = RowWiseAdagrad([parameters[name] for name in self.table_names])
         self.dense = {n: p for n, p in parameters.items() if n not in table_names and p.requires_grad}
+        self.clipped = [[p for n, p in self.dense.items() if n.startswith(apart) is alone] for alone in (False, True)]
         self.adam = torch.optim.AdamW(
             list(self.dense.values()), lr=config.dense_rate, weight_decay=config.weight_decay, fused=True
         )
@@ -75,7 +79,8 @@ class TableOptimizer:
     def step(self, scale: float = 1.0) -> None:
         """Apply and clear the gradients; `scale` multiplies the rates of this step."""
         warm = scale * min(1.0, (self.num_steps + 1) / max(1, self.config.warmup_steps))
-        nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm)
+        for parameters in self.clipped:
+            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         for group in self.adam.param_groups:
             group["lr"] = self.config.dense_rate * warm
         self.adam.step()

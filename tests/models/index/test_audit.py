@@ -7,18 +7,20 @@ import pytest
 import torch
 
 from models.index.audit import (
+    SPARE,
     SweepPoint,
-    affordable,
     answer,
     audit_index,
     beam_choices,
     beam_sweep,
+    choices_to_sweep,
     choose_beams,
     choose_tiers,
     draw_requests,
     non_inferiority,
     true_clicks,
 )
+from models.index.cost import candidate_cost
 from models.index.monn import RetrievalModel
 from models.index.publish import publish
 from tests.models.index.small import placed_model
@@ -133,7 +135,22 @@ def test_non_inferiority_needs_the_bound_above_the_margin() -> None:
 
 
 def test_only_affordable_beams_are_swept() -> None:
-    # (2, 4): 8 root nodes + 2 * 64/8 children + 4 * 1000/64 ads = 86.5 of 1,000; (8, 64) is the whole tree.
-    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.05) == [(2, 4)]
-    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.9) == [(2, 4), (8, 64)]
-    assert affordable([(2, 4), (8, 64)], (8, 64), 1000, max_cost=0.001) == [(2, 4)]
+    model = _model()
+    index = publish(model, DATA.ads)
+    cost = candidate_cost(model.config, len(model.schema.groups))
+
+    def expected(choice: tuple[int, ...]) -> float:
+        *beams, related, spare = choice
+        assert related == 0, "the model counts no co-visits"
+        nodes = index.level_sizes[0], beams[0] * index.level_sizes[1] / index.level_sizes[0]
+        under = beams[1] * index.num_ads / index.level_sizes[1]
+        flops = sum(n * each for n, each in zip(nodes, cost.node_L, strict=True)) + under * cost.sketch
+        return (flops + min(under, 10 + spare) * cost.ad) / (index.num_ads * cost.ad)
+
+    swept = choices_to_sweep(model, index, max_cost=0.4)
+    assert {c[-1] for c in swept} <= set(SPARE)
+    assert max(map(expected, swept)) <= 0.6
+    left_out = set(choices_to_sweep(model, index, max_cost=9.0)) - set(swept)
+    assert min(map(expected, left_out)) > 0.6
+    (cheapest,) = choices_to_sweep(model, index, max_cost=0.001)
+    assert expected(cheapest) == min(map(expected, [*swept, *left_out]))

@@ -18,6 +18,7 @@ WORLD = make_world(num_users=150, num_ads=200, num_days=3, rows_per_day=1500)
 TRAINING = RetrievalTraining(
     batch_size=128, epochs=2, refresh_every=5, beam_rows=8, beam_every=2, beam_best=10, ads_per_step=128, queue_length=8
 )
+OF_INDEX = ("index.", "ensemble_LL", "sharpness_L", "preranker.")
 CONFIG = replace(small_config(), training=TRAINING)
 
 
@@ -58,12 +59,21 @@ def test_equal_seeds_train_equal_models_and_the_control_sees_the_same_rows() -> 
     assert torch.equal(fresh.index.codebook_LKD[0], control.index.codebook_LKD[0])
 
 
-def test_without_gradient_from_the_levels_the_ad_scorer_is_that_of_the_control_until_the_index_starts() -> None:
-    late = replace(CONFIG, training=replace(TRAINING, index_start=1.0))
-    model, _ = _train(late)
-    control, _ = _train(late, with_index=False)
-    assert torch.equal(model.ad_tower.net[0].weight, control.ad_tower.net[0].weight)  # type: ignore[arg-type]
-    assert not torch.equal(model.index.codebook_LKD[0], control.index.codebook_LKD[0])
+@pytest.mark.parametrize("learner", ["joint", "em", "separate", "random"])
+def test_without_gradient_from_the_levels_the_scorer_is_bit_for_bit_that_of_the_control(learner: str) -> None:
+    model, _ = _train(replace(CONFIG, learner=learner))
+    control, _ = _train(with_index=False)
+    scorer = {n for n in model.state_dict() if not n.startswith((*OF_INDEX, "levels.0.", "levels.1."))}
+    assert "levels.2.hidden_HX" in scorer
+    for name in scorer:
+        assert torch.equal(model.state_dict()[name], control.state_dict()[name]), name
+    assert not torch.equal(model.level(0).hidden_HX, control.level(0).hidden_HX)
+
+
+def test_a_gradient_from_the_levels_changes_the_scorer() -> None:
+    model, _ = _train(replace(CONFIG, training=replace(TRAINING, trunk_gradient=1.0)))
+    control, _ = _train(with_index=False)
+    assert not torch.equal(model.level(2).hidden_HX, control.level(2).hidden_HX)
 
 
 def test_a_teacher_moves_logits_towards_its_own() -> None:

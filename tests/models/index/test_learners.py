@@ -46,7 +46,10 @@ def test_a_separate_index_leaves_the_scorer_as_the_control_has_it() -> None:
     assert "softmax" not in report.losses
     moved = [n for n, value in separate.state_dict().items() if not torch.equal(value, control.state_dict()[n])]
     assert moved
-    assert all(name.startswith(("levels.0.", "levels.1.", "ensemble_LL", "sharpness_L", "index.")) for name in moved)
+    assert all(
+        name.startswith(("levels.0.", "levels.1.", "ensemble_LL", "sharpness_L", "index.", "preranker."))
+        for name in moved
+    )
 
 
 def test_codebooks_of_em_move_at_its_rounds_only() -> None:

@@ -98,7 +98,7 @@ def test_a_wrong_number_of_related_ads_is_named() -> None:
 
 def test_sweeps_try_related_ads_where_the_model_counts_co_visits() -> None:
     model, index, _ = _case()
-    choices = choices_to_sweep(model, index, max_cost=0.5)
-    assert {c[-1] for c in choices} == set(RELATED)
+    choices = choices_to_sweep(model, index, max_cost=9.0)
+    assert {c[-2] for c in choices} == set(RELATED)
     model.covisits = None
-    assert choices_to_sweep(model, index, max_cost=0.5) == [c[:-1] for c in choices if c[-1] == 0]
+    assert {c[-2] for c in choices_to_sweep(model, index, max_cost=9.0)} == {0}
