@@ -104,6 +104,8 @@ def test_draws_begin_with_the_preset_and_stay_within_their_space() -> None:
         drawn = [float(getattr(draw, name)) for draw in found]
         assert low <= min(drawn) < low * 1.2
         assert high / 1.2 < max(drawn) <= high
+        middle = (low * high) ** 0.5
+        assert 2 <= sum(value < middle for value in drawn[1:8]) <= 5, name
 
 
 @pytest.mark.parametrize("positives_only", [False, True])
