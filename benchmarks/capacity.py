@@ -24,6 +24,7 @@ import torch
 from benchmarks.baselines import dot_config, two_tower
 from benchmarks.index_cells import Cell, K, Variant, run_cell
 from benchmarks.result import ROOT, make_result, publish
+from benchmarks.tuned import suffix, tuned
 from benchmarks.worlds import NAMES, open_world
 from models import metrics
 from models.data import FrameData
@@ -131,11 +132,12 @@ def main() -> int:
     arguments = parser.parse_args()
     world, rows = open_world(arguments.data, arguments.cache, arguments.sources), {}
     for row in ROWS:
-        cells = []
+        cells, variant = [], variant_of(row)
+        changed = suffix(tuned(variant.family, arguments.data))
         for seed in range(arguments.seeds):
-            path = arguments.cache / "capacity" / f"{arguments.data}-{row.replace(' ', '')}-{seed}"
+            path = arguments.cache / "capacity" / f"{arguments.data}-{row.replace(' ', '')}-{seed}{changed}"
             if not Cell.exists(path):
-                run_cell(world, variant_of(row), seed, further=measured).save(path)
+                run_cell(world, variant, seed, further=measured).save(path)
             cells.append(Cell.load(path))
         rows[row] = {name: round(value, 5) for name, value in row_of(cells).items()}
         sys.stdout.write(f"{row:<10} {rows[row]}\n")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.baselines import dot_config, mixture_of_logits, two_tower
+from benchmarks.tuned import FAMILIES, tuned
 from benchmarks.worlds import World
 from models.data import FrameData
 from models.index.audit import (
@@ -60,6 +61,11 @@ class Variant:
     change: Change
     with_index: bool = True
     build: Callable[..., RetrievalModel] = RetrievalModel
+
+    @property
+    def family(self) -> str:
+        """Whose trials chose its training: its own, or those of the scorer that all variants with an index share."""
+        return self.name if self.name in FAMILIES else "none"
 
 
 def _same(config: RetrievalConfig) -> RetrievalConfig:
@@ -104,12 +110,19 @@ def _one_level(config: RetrievalConfig) -> RetrievalConfig:
     return replace(config, level_sizes=(size,), num_user_vectors=ends, hidden=(config.hidden[0], config.hidden[-1]))
 
 
-def configuration(world: World, values: Mapping[str, Any] | None = None) -> RetrievalConfig:
-    """The preset's configuration for a data set, with some values of its training replaced."""
+def preset_of(world: World) -> RetrievalConfig:
+    """The preset's configuration for a data set, without a teacher."""
     name = "tiny" if world.name == "tiny" else "laptop"
     config = open_preset(name, world.source.facts.name, positives_only=world.positives_only).retrieval
-    training: RetrievalTraining = replace(config.training, distillation_weight=0.0, **(values or {}))
+    training: RetrievalTraining = replace(config.training, distillation_weight=0.0)
     return replace(config, exclude_seen=not world.source.facts.repeats, training=training)
+
+
+def configuration(world: World, variant: Variant, values: Mapping[str, Any] | None = None) -> RetrievalConfig:
+    """The preset with the training that won the trials of the variant's family, and `values` on top."""
+    config = preset_of(world)
+    chosen = {**tuned(variant.family, world.name), **(values or {})}
+    return replace(config, training=replace(config.training, **chosen))
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ def run_cell(
     further: Further | None = None,
 ) -> Cell:  # fmt: skip
     """Train and judge one variant; `further` adds figures of the trained model, given its index and its beams."""
-    config, days = variant.change(configuration(world, values)), world.days()
+    config, days = variant.change(configuration(world, variant, values)), world.days()
     started = time.perf_counter()
     model, report = train_retrieval(
         config, days[0].schema, days, seed=seed, with_index=variant.with_index, build=variant.build

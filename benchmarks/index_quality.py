@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.index_cells import COSTS, VARIANTS, Cell, Floats, K, run_cell
 from benchmarks.result import ROOT, make_result, publish
+from benchmarks.tuned import suffix, tuned
 from benchmarks.worlds import NAMES, World, missing, open_world
 from models.metrics import Interval, bootstrap_ratio
 
@@ -30,7 +31,7 @@ MARGIN = 0.02
 
 def cell_path(cache: Path, data: str, variant: str, seed: int, validation: bool, values: Mapping[str, Any]) -> Path:
     """Where a cell is kept: choices on validation days apart from what is reported."""
-    changed = "".join(f"-{name}={value}" for name, value in sorted(values.items()))
+    changed = suffix({**tuned(VARIANTS[variant].family, data), **values})
     return cache / ("validation" if validation else "cells") / f"{data}-{variant}-{seed}{changed}"
 
 
@@ -54,16 +55,16 @@ def compute(
 
 
 def _line(cell: Cell) -> str:
-    scorer = _value(cell, f"scorer@{K}")
+    scorer = value_of(cell, f"scorer@{K}")
     parts = [f"scorer {scorer:.4f}"]
     if f"exact@{K}" in cell.arrays:
-        parts.append(f"exact {_value(cell, f'exact@{K}'):.4f}")
+        parts.append(f"exact {value_of(cell, f'exact@{K}'):.4f}")
         parts += [f"coverage {p['coverage']:.3f} at {p['cost']:.2%}" for p in cell.values["curve"][-1:]]
         parts.append(f"area {np.nanmean(area(cell)):.4f}, leaves {cell.values['leaves']}")
     return ", ".join([*parts, f"{cell.values['seconds']:.0f} s"])
 
 
-def _value(cell: Cell, name: str) -> float:
+def value_of(cell: Cell, name: str) -> float:
     """Mean share of clicked ads found, or expected clicks over those of the best answer."""
     value_B, best_B = cell.arrays[name], cell.arrays.get(f"best@{name.split('@')[-1]}")
     return float(np.nanmean(value_B) if best_B is None else value_B.sum() / best_B.sum())
@@ -109,11 +110,11 @@ def table(cells: Cells, variants: Sequence[str]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name in variants:
         mine = [cell for (variant, _), cell in sorted(cells.items()) if variant == name]
-        scorers = [_value(cell, f"scorer@{K}") for cell in mine]
+        scorers = [value_of(cell, f"scorer@{K}") for cell in mine]
         row: dict[str, Any] = {"seeds": len(mine), "scorer@10": np.mean(scorers), "spread": np.std(scorers)}
-        row["scorer@100"] = np.mean([_value(cell, "scorer@100") for cell in mine])
+        row["scorer@100"] = np.mean([value_of(cell, "scorer@100") for cell in mine])
         if all("curve" in cell.values for cell in mine):
-            row["exact@10"] = np.mean([_value(cell, "exact@10") for cell in mine])
+            row["exact@10"] = np.mean([value_of(cell, "exact@10") for cell in mine])
             row |= {f"coverage at {c:.2%}": np.mean([_coverage(cell, c) for cell in mine]) for c in (0.01, 0.02, 0.05)}
             row["area"] = np.mean([np.nanmean(area(cell)) for cell in mine])
             row["leaves"] = np.mean([cell.values["leaves"] for cell in mine])

@@ -29,8 +29,8 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
         lines += [f"Machine: {result['machine']}; commit `{result['commit']}`; seed {result['seed']}.", ""]
         lines += _table(result["values"])
         for key, value in result["values"].items():
-            if isinstance(value, dict):
-                lines += [f"**{key}**", "", *_table(value)]
+            table = _table(value) if isinstance(value, dict) else []
+            lines += [f"**{key}**", "", *table] if table else []
     return "\n".join(lines).rstrip() + "\n"
 
 
