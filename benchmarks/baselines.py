@@ -1,7 +1,7 @@
-"""Scorers that the retrieval model is compared with: a dot product of two towers, and a mixture of logits.
+"""What the retrieval model is compared with: two towers' dot product, a mixture of logits, levels without residuals.
 
-Both keep the towers, losses and data of the retrieval model; only what makes a logit of the vectors differs, and
-neither reads interaction features, as their authors' models don't.
+The two scorers keep the towers, losses and data of the retrieval model; only what makes a logit of the vectors differs,
+and neither reads interaction features, as their authors' models don't.
 
 Shape legend: B requests, M candidates, P user vectors, Q ad vectors, X = P Q components, d width, F features, H hidden.
 """
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from models.index.config import RetrievalConfig
 from models.index.monn import LevelState, OverArch, RetrievalModel
+from models.index.quantizer import LearnedIndex
 from models.schema import FeatureSchema
 
 TWO_TOWER_WIDTH = 64
@@ -83,6 +84,25 @@ def dot_config(config: RetrievalConfig) -> RetrievalConfig:
     """The configuration of `two_tower`."""
     last = config.num_user_vectors[:-1]
     return replace(config, width=TWO_TOWER_WIDTH, num_ad_vectors=1, num_user_vectors=(*last, 1), covisit_neighbours=0)
+
+
+class Unresidual(LearnedIndex):
+    """Every level quantises the ad itself instead of what the levels above left of it."""
+
+    def joined(self, above_XD: Tensor, node_XD: Tensor) -> Tensor:
+        """A node is its own entry."""
+        return node_XD
+
+    def rest(self, vector_XD: Tensor, node_XD: Tensor) -> Tensor:
+        """The whole vector goes on."""
+        return vector_XD
+
+
+def without_residual(config: RetrievalConfig, schema: FeatureSchema, seed: int) -> RetrievalModel:
+    """The retrieval model over levels that don't take residuals."""
+    model, generator = RetrievalModel(config, schema, seed), torch.Generator().manual_seed(seed)
+    model.index = Unresidual(config.level_sizes, config.num_ad_vectors * config.width, generator)
+    return model
 
 
 def _with_scorer(scorer: type[OverArch], config: RetrievalConfig, schema: FeatureSchema, seed: int) -> RetrievalModel:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.baselines import dot_config, mixture_of_logits, two_tower
+from benchmarks.baselines import dot_config, mixture_of_logits, two_tower, without_residual
 from benchmarks.tuned import FAMILIES, tuned
 from benchmarks.worlds import World
 from models.data import FrameData
@@ -98,16 +98,27 @@ VARIANTS = {
         Variant("no_follow", "joint whose nodes move by gradients only", _training(follow_rate=0.0)),
         Variant("trunk", "joint whose levels shape the user's trunk, too", _training(trunk_gradient=1.0)),
         Variant("bent", "joint whose levels bend the ads late, by a tenth", _training(level_gradient=0.1)),
-        Variant("one_level", "joint with one level of as many leaves", lambda c: _one_level(c)),
+        Variant("two_levels", "joint with two levels of 8 x 8 nodes", lambda c: with_levels(c, 8, 8)),
+        Variant(
+            "no_residual",
+            "the same two levels without residuals",
+            lambda c: with_levels(c, 8, 8),
+            build=without_residual,
+        ),
     )
 }
 """Name -> variant."""
 
 
-def _one_level(config: RetrievalConfig) -> RetrievalConfig:
-    size = int(np.prod(config.level_sizes)) // 2
-    ends = (config.num_user_vectors[0], config.num_user_vectors[-1])
-    return replace(config, level_sizes=(size,), num_user_vectors=ends, hidden=(config.hidden[0], config.hidden[-1]))
+def with_levels(config: RetrievalConfig, *sizes: int) -> RetrievalConfig:
+    """The configuration with other levels, each with the first level's scorer."""
+    vectors, hidden = config.num_user_vectors, config.hidden
+    return replace(
+        config,
+        level_sizes=sizes,
+        num_user_vectors=(*vectors[:1] * len(sizes), vectors[-1]),
+        hidden=(*hidden[:1] * len(sizes), hidden[-1]),
+    )
 
 
 def preset_of(world: World) -> RetrievalConfig:

@@ -277,6 +277,8 @@ class RetrievalModel(nn.Module):
             self.index = LearnedIndex(config.level_sizes, config.num_ad_vectors * config.width, generator)
             self.engagement = nn.Linear(config.trunk_width, config.num_ad_vectors * config.width)
             self.ensemble_LL = nn.Parameter(torch.full((config.num_levels + 1, config.num_levels), -1.0))
+            # Nodes need the levels above; an ad's own logit says nearly all, and heavy paths only buy coverage.
+            self.ensemble_LL.data[-1] = -3.0
             self.sharpness_L = nn.Parameter(torch.ones(config.num_levels))
             self.preranker = PreRanker(config, num_features)
             self.preranker.requires_grad_(False)

@@ -67,8 +67,8 @@ class LearnedIndex(nn.Module):
                 self.spread_L[level].lerp_(nearest.values.mean().clamp(min=1e-6), 0.05)
             soft_NK = torch.softmax(-alpha * distance_NK / self.spread_L[level].clone(), dim=1)
             pseudo_ND = soft_NK @ codebook_KD
-            total_ND = total_ND + pseudo_ND
-            residual_ND = residual_ND - pseudo_ND
+            total_ND = self.joined(total_ND, pseudo_ND)
+            residual_ND = self.rest(residual_ND, pseudo_ND)
             pseudo.append(total_ND)
             soft.append(soft_NK)
             hard.append(nearest.indices)
@@ -82,13 +82,24 @@ class LearnedIndex(nn.Module):
         path = []
         for codebook_KD in self.codebook_LKD:
             node_N = squared_distance(residual_ND, codebook_KD).argmin(dim=1)
-            residual_ND = residual_ND - codebook_KD[node_N]
+            residual_ND = self.rest(residual_ND, codebook_KD[node_N])
             path.append(node_N)
         return torch.stack(path, dim=1)
 
     def node_vectors(self, path_XL: Tensor) -> Tensor:
         """Vectors [X, D] of nodes given by their path from the root (1 to L columns); differentiable."""
-        return torch.stack([self.codebook_LKD[level][path_XL[:, level]] for level in range(path_XL.shape[1])]).sum(0)
+        total_XD: Tensor = self.codebook_LKD[0][path_XL[:, 0]]
+        for level in range(1, path_XL.shape[1]):
+            total_XD = self.joined(total_XD, self.codebook_LKD[level][path_XL[:, level]])
+        return total_XD
+
+    def joined(self, above_XD: Tensor, node_XD: Tensor) -> Tensor:
+        """Vectors of nodes from those of their parents and their own entries."""
+        return above_XD + node_XD
+
+    def rest(self, vector_XD: Tensor, node_XD: Tensor) -> Tensor:
+        """What the next level gets of a vector."""
+        return vector_XD - node_XD
 
     @torch.no_grad()
     def initialise(self, x_ND: Tensor, generator: torch.Generator, *, iterations: int = 10) -> None:
@@ -98,7 +109,7 @@ class LearnedIndex(nn.Module):
             codebook_KD.copy_(k_means(residual_ND, len(codebook_KD), generator, iterations=iterations))
             nearest = squared_distance(residual_ND, codebook_KD).min(dim=1)
             self.spread_L[level] = nearest.values.mean().clamp(min=1e-6)
-            residual_ND = residual_ND - codebook_KD[nearest.indices]
+            residual_ND = self.rest(residual_ND, codebook_KD[nearest.indices])
 
     @torch.no_grad()
     def follow(self, x_ND: Tensor, rate: float) -> None:
@@ -113,7 +124,7 @@ class LearnedIndex(nn.Module):
             mean_KD = torch.zeros_like(codebook_KD).index_add(0, node_N, residual_ND) / count_K.clamp(min=1)[:, None]
             codebook_KD.copy_(torch.where(count_K[:, None] > 0, torch.lerp(codebook_KD, mean_KD, rate), codebook_KD))
             node_N = squared_distance(residual_ND, codebook_KD).argmin(dim=1)
-            residual_ND = residual_ND - codebook_KD[node_N]
+            residual_ND = self.rest(residual_ND, codebook_KD[node_N])
 
     @torch.no_grad()
     def reseed(self, x_ND: Tensor, generator: torch.Generator, *, min_share: float) -> int:
@@ -132,7 +143,7 @@ class LearnedIndex(nn.Module):
                 codebook_KD[dead] = residual_ND[chosen]
                 node_N = squared_distance(residual_ND, codebook_KD).argmin(dim=1)
                 moved += len(dead)
-            residual_ND = residual_ND - codebook_KD[node_N]
+            residual_ND = self.rest(residual_ND, codebook_KD[node_N])
         return moved
 
 

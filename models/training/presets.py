@@ -57,8 +57,9 @@ def laptop() -> Preset:
         student=StudentConfig(),
         transfer=TransferConfig(weight=3.0, beta=10.0, train=TrainConfig(batch_size=512)),
         retrieval=RetrievalConfig(
-            level_sizes=(32, 64),
-            node_values=4,
+            level_sizes=(32,),
+            num_user_vectors=(4, 4),
+            hidden=(16, 16),
             training=RetrievalTraining(
                 final_rate=0.1, level_rows=64, beam_every=2, beam_weight=1.0, beam_scan=4, beam_best=32
             ),
@@ -108,8 +109,8 @@ def _positives_only(preset: Preset) -> Preset:
         balance_weight=0.4, level_rows=96, beam_weight=1.0, beam_every=8,
     )  # fmt: skip
     retrieval = replace(
-        preset.retrieval, level_sizes=(32, 64), covisit_neighbours=256, ages_by_order=True,
-        half_lives_s=(60.0, 360.0), history_length=64, training=training,
+        preset.retrieval, covisit_neighbours=256, ages_by_order=True, half_lives_s=(60.0, 360.0), history_length=64,
+        training=training,
     )  # fmt: skip
     # Day-grain partitions hold few rows; quarters hold many, and small batches would only cost time.
     gem_training = replace(preset.gem_training, batch_size=1024)
