@@ -46,7 +46,11 @@ from models.training.presets import open_preset
 COSTS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05)
 """Grid of costs, as shares of the full scan."""
 K, LARGE_K = 10, 100
-CALIBRATION, JUDGED, JUDGED_POSITIVES = 200, 4_000, 8_000
+CALIBRATION, JUDGED, JUDGED_POSITIVES = 200, 4_000, 5_000
+JUDGED_PAIRS = 500_000_000
+"""Pairs of a judged request and an ad, of which the oracle's probabilities are held in memory."""
+LEVELS = {"simulator": (16, 16), "million": (32, 32)}
+"""Levels of large worlds; one of 32 nodes, the preset's, suits some ten thousand ads."""
 Change = Callable[[RetrievalConfig], RetrievalConfig]
 Floats = NDArray[np.float64]
 Further = Callable[[RetrievalModel, Index, FrameData, Mapping[float, tuple[int, ...]]], dict[str, Any]]
@@ -126,6 +130,7 @@ def preset_of(world: World) -> RetrievalConfig:
     name = "tiny" if world.name == "tiny" else "laptop"
     config = open_preset(name, world.source.facts.name, positives_only=world.positives_only).retrieval
     training: RetrievalTraining = replace(config.training, distillation_weight=0.0)
+    config = with_levels(config, *LEVELS.get(world.name, config.level_sizes))
     return replace(config, exclude_seen=not world.source.facts.repeats, training=training)
 
 
@@ -204,7 +209,8 @@ def run_cell(
 def _requests(world: World, data: FrameData) -> tuple[Requests, Requests]:
     """Calibration and judged requests of different users; positives-only sets judge the last item of each user."""
     if not world.positives_only:
-        calibration, judged = draw_requests(data, (CALIBRATION, JUDGED), seed=0)
+        num_judged = min(JUDGED, JUDGED_PAIRS // len(data.ads.ad_id_N))
+        calibration, judged = draw_requests(data, (CALIBRATION, num_judged), seed=0)
         return calibration, judged
     rows = (data.label_RT[:, 0] > 0.5).nonzero().squeeze(1).numpy()
     rows = np.random.default_rng(0).permutation(rows)

@@ -30,10 +30,12 @@ from models.data import FrameData, to_ad_table, to_history, to_user_table
 TRAINED_DAYS = 12
 """Newest days before the last one that models of dense logs learn from; sparse logs take all."""
 LARGE = SimulatorConfig(num_users=22_000, num_ads=100_000, num_impressions=1_040_000)
+MILLION = SimulatorConfig(num_users=22_000, num_ads=1_000_000, num_impressions=520_000, num_days=6)
 FOLDERS = {"beauty": "amazon_beauty", "beauty_shuffled": "amazon_beauty", "sports": "amazon_sports",
            "sports_shuffled": "amazon_sports", "kuairand": "kuairand_pure_part"}  # fmt: skip
-MADE = ("tiny", "laptop", "simulator")
-"""Worlds that need no files: the simulator's presets, and one with 100,000 ads."""
+SIMULATED = {"tiny": preset("tiny"), "laptop": preset("laptop"), "simulator": LARGE, "million": MILLION}
+MADE = tuple(SIMULATED)
+"""Worlds that need no files: the simulator's presets, and those with 100,000 and a million ads."""
 NAMES = (*MADE, *FOLDERS)
 
 
@@ -125,10 +127,8 @@ def open_world(
 
 
 def _source(name: str, data_root: Path | None) -> Source:
-    if name in ("tiny", "laptop"):
-        return SimulatorSource(preset(name), seed=0)
-    if name == "simulator":
-        return SimulatorSource(LARGE, seed=0)
+    if name in SIMULATED:
+        return SimulatorSource(SIMULATED[name], seed=0)
     assert data_root is not None
     folder = data_root / FOLDERS[name]
     if name == "kuairand":

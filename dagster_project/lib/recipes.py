@@ -71,7 +71,7 @@ def recipe(home: Home) -> Recipe:
             preset, retrieval_days=ALL_DAYS, pair_rows=500, ads_per_row=16, calibration_requests=120,
             audit_requests=600, held_out_requests=2_000, node_requests=1_500, shadow_margin=0.1, smoke_requests=100,
             served_requests=1_000, tuning=TuningConfig(), recall_floor=0.8,
-            tiers={"lite": (0.85, 0.05), "standard": (0.95, 0.15), "full": (0.99, 0.3)}, health=HealthLimits(),
+            tiers=TIER_TARGETS, health=HealthLimits(),
         )  # fmt: skip
     return Recipe(
         preset, retrieval_days=12, pair_rows=2_000, ads_per_row=16, calibration_requests=200, audit_requests=600,

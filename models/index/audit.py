@@ -336,7 +336,7 @@ def choose_beams(points: Sequence[SweepPoint], *, target: float, max_cost: float
     return max(affordable, key=lambda p: (p.coverage, -p.cost))
 
 
-TIER_TARGETS = {"lite": (0.85, 0.05), "standard": (0.95, 0.05), "full": (0.99, 0.15)}
+TIER_TARGETS = {"lite": (0.90, 0.02), "standard": (0.97, 0.05), "full": (0.99, 0.15)}
 """Tier -> target coverage and largest cost."""
 
 

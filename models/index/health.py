@@ -80,7 +80,7 @@ def index_health(model: RetrievalModel, index: Index, previous: Index | None = N
         mismatch = 1.0 - float(attention_SK.gather(1, own_S[:, None]).mean())
         count_K = torch.bincount(level.node_S, minlength=level.num_nodes).double()
         levels.append(_level(count_K, num_possible, num_duplicates(codebook_KD), mismatch))
-        residual_SD = residual_SD - codebook_KD[own_S]
+        residual_SD = model.index.rest(residual_SD, codebook_KD[own_S])
     return IndexHealth(tuple(levels), None if previous is None else path_change(index, previous))
 
 

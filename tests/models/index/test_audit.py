@@ -107,7 +107,7 @@ def test_beams_are_the_cheapest_that_reach_the_target() -> None:
     )
     with pytest.raises(ValueError, match=r"0\.0100"):
         choose_beams(_points(), target=0.5, max_cost=0.001)
-    tiers = choose_tiers(_points())
+    tiers = choose_tiers(_points(), {"lite": (0.85, 0.05), "standard": (0.95, 0.05), "full": (0.98, 0.15)})
     assert {name: p.beams for name, p in tiers.items()} == {"lite": (2, 4), "standard": (4, 8), "full": (8, 32)}
     assert choose_tiers(_points()[-1:])["lite"].beams == (8, 32)
 
