@@ -109,14 +109,19 @@ def beam_search(
     found = _candidates(model, index, state, kept, effort.related, terms)
     nodes_BL = torch.stack(scored, dim=1)
     nodes_BL[:, 1:] += found.related_B[:, None]
-    preranked_B = torch.zeros_like(found.related_B)
+    preranked_B, width = torch.zeros_like(found.related_B), found.slot_BM.shape[1]
+    chosen = found
     if effort.spare:
-        preranked_B = found.there_BM.sum(1)
-        found = _preranked(model, index, state, found, k + effort.spare, terms)
-    score_BM = ensemble(model.ensemble_weights()[-1], ad_logits(model, index, state, found.slot_BM), found.above)
-    score_BM = score_BM.masked_fill(~found.there_BM, -torch.inf)
-    code_BK, score_BK = finish(model, index, state, found.slot_BM, score_BM, k, terms, with_path=True)
-    cost, ads_B = candidate_cost(model.config, len(model.schema.groups)), found.there_BM.sum(1)
+        preranked_B, width = found.there_BM.sum(1), k + effort.spare
+        value_BM = _sketched(model, index, state, found, terms)
+        chosen = _best(found, value_BM, width)
+    code_BK, score_BK = _finished(model, index, state, chosen, k, terms)
+    # A cap may leave places open that ads of lower sketches can fill.
+    while terms.cap is not None and width < found.slot_BM.shape[1] and bool((code_BK < 0).any()):
+        width *= 4
+        chosen = _best(found, value_BM, width)
+        code_BK, score_BK = _finished(model, index, state, chosen, k, terms)
+    cost, ads_B = candidate_cost(model.config, len(model.schema.groups)), chosen.there_BM.sum(1)
     return SearchResult(
         ad_code_BK=code_BK,
         score_BK=score_BK,
@@ -218,14 +223,16 @@ def _candidates(
     return _Found(slots, there, above, there_BR.sum(1))
 
 
-def _preranked(
-    model: RetrievalModel, index: Index, state: UserState, found: _Found, width: int, terms: Terms
-) -> _Found:  # fmt: skip
-    """The `width` candidates of every request with the best sketched values, among those that may be answered."""
+def _sketched(model: RetrievalModel, index: Index, state: UserState, found: _Found, terms: Terms) -> Tensor:
+    """Sketched values [B, M] of candidates, -inf where they may not be answered."""
     sketch = model.preranker.sketch(state.sketch_BP, state.interest, index.slot_N, index.num_ads)
     score_BM = sketch.scores(index.sketch_SP, index.sketch_bias_S, index.group_SG, found.slot_BM)
     value_BM = ranked(score_BM, log_bids(terms, found.slot_BM))
-    value_BM = value_BM.masked_fill(~found.there_BM | barred(model, index, state, found.slot_BM, terms), -torch.inf)
+    return value_BM.masked_fill(~found.there_BM | barred(model, index, state, found.slot_BM, terms), -torch.inf)
+
+
+def _best(found: _Found, value_BM: Tensor, width: int) -> _Found:
+    """The `width` candidates of every request with the largest values; -inf is no candidate."""
     value_BW, place_BW = value_BM.topk(min(width, value_BM.shape[1]), dim=1)
     return _Found(
         slot_BM=found.slot_BM.gather(1, place_BW),
@@ -233,6 +240,16 @@ def _preranked(
         above=tuple(logit_BM.gather(1, place_BW) for logit_BM in found.above),
         related_B=found.related_B,
     )
+
+
+def _finished(
+    model: RetrievalModel, index: Index, state: UserState, chosen: _Found, k: int, terms: Terms
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Codes and values [B, k] of the best of the chosen candidates, all of which are scored."""
+    logit_BM = ad_logits(model, index, state, chosen.slot_BM)
+    score_BM = ensemble(model.ensemble_weights()[-1], logit_BM, chosen.above)
+    score_BM = score_BM.masked_fill(~chosen.there_BM, -torch.inf)
+    return finish(model, index, state, chosen.slot_BM, score_BM, k, terms, with_path=True)
 
 
 def _nodes(beam: _Beam) -> Tensor:

@@ -14,7 +14,7 @@ from models.index.publish import Index, publish
 from models.index.scoring import ad_features, scan_scores
 from models.index.search import Beams, beam_search, exact_search
 from models.index.sketching import distil_sketch, sketch_sample
-from models.index.terms import Terms
+from models.index.terms import Cap, Terms
 from tests.models.index.small import placed_model, random_index, small_ads, small_users
 from tests.models.index.test_covisits import covisiting_model
 from tests.models.index.test_search import _case
@@ -76,6 +76,18 @@ def test_the_best_by_the_sketch_are_scored_and_nothing_barred_takes_a_place() ->
     flops = sum(n * each for n, each in zip(index.level_sizes, cost.node_L, strict=True))
     flops += (K + 4) * cost.ad + visited * cost.sketch
     assert found.cost_B.tolist() == pytest.approx([flops / (index.num_ads * cost.ad)] * ROWS)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_cap_is_met_beyond_the_spare_ads(limit: int) -> None:
+    model, index, state = _covisiting()
+    terms, k = Terms(cap=Cap(0, limit)), 12
+    exact = exact_search(model, index, state, k, terms=terms)
+    found = beam_search(model, index, state, beams=(*index.level_sizes, 0, 1), k=k, terms=terms)
+    assert torch.equal(found.ad_code_BK >= 0, exact.ad_code_BK >= 0)
+    assert int(found.ads_scored_B.max()) > k + 1, "no request needed more than the spare ads"
+    plain = beam_search(model, index, state, beams=(*index.level_sizes, 0, 1), k=k)
+    assert plain.ads_scored_B.tolist() == [k + 1] * ROWS
 
 
 def test_related_ads_pass_through_the_sketch_too() -> None:
