@@ -21,9 +21,9 @@ TRIED = {
 
 
 def tuned(family: str, data: str) -> dict[str, Any]:
-    """Values of the training that won for a family on a data set; none where no trials are committed."""
+    """Values that beat the preset's for a family on a data set; none where no trials are committed, or it won."""
     found = _read(WINNERS).get(TRIED.get(data, ""), {}).get(family)
-    return dict(found["trials"][found["winner"]]["values"]) if found else {}
+    return dict(found["trials"][found["winner"]]["values"]) if found and found["winner"] else {}
 
 
 def suffix(values: Mapping[str, Any]) -> str:
