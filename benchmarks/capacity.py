@@ -1,7 +1,7 @@
 """What does a heavier scorer at the nodes buy at equal latency? (HSNN arXiv 2408.06653, table 1.)
 
 Usage: `python -m benchmarks.capacity [--data NAME] [--seeds N] [--sources DIR] [--cache DIR] [--json FILE]`.
-Flat rows scan every ad; rows with levels search by the beam that finds most within 5 % of their scan. `ne` is the ad
+Flat rows scan every ad; rows with levels search by the beam that finds most within 2 % of their scan. `ne` is the ad
 scorer's normalised entropy on the judged day's impressions (positives-only sets have none), `recall` what the first
 ten ads are worth as in `benchmarks.index_quality`, `ms` the median of a request in batches of 64, without the user's
 towers. Cells are kept in the cache. The last line printed is one JSON object.
@@ -39,9 +39,9 @@ SIZES = {"S": (2, 8), "M": (4, 16), "L": (12, 64)}
 """Size -> user vectors and hidden units of a level's OverArch."""
 ROWS = ("two tower", "S", "M", "L", "S S", "M S", "L S", "S S S", "L M S")
 """Levels from the root to the ads; a single size is a flat scan."""
-NODES = {2: (256,), 3: (32, 32)}
+NODES = {2: (32,), 3: (8, 8)}
 """Levels with the ads -> sizes of the levels of nodes."""
-ROW_COST = 0.05
+ROW_COST = 0.02
 TIMED, REPEATS = 64, 15
 
 

@@ -281,10 +281,14 @@ def beam_sweep(
 
 
 def beam_choices(level_sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Beams worth trying: about geometric widths at every level, never narrower than its parent allows."""
+    """Beams worth trying: geometric widths at every level, never narrower than its parent allows.
+
+    Steps are of half a power of two at a single level, and of a whole one where levels multiply them.
+    """
+    steps = [step / 2 for step in range(26)] if len(level_sizes) == 1 else range(13)
     choices: list[tuple[int, ...]] = [()]
     for size in level_sizes:
-        widths = sorted({min(size, max(1, round(2 ** (step / 2)))) for step in range(26)})
+        widths = sorted({min(size, max(1, round(2**step))) for step in steps})
         choices = [(*c, w) for c in choices for w in widths if not c or c[-1] <= w <= 16 * c[-1]]
     return choices
 

@@ -17,9 +17,9 @@ WORLD = make_world(num_users=80, num_ads=120, num_days=1, rows_per_day=600)
 
 def test_rows_name_the_sizes_of_their_levels() -> None:
     heavy = variant_of("L M S").change(small_config())
-    assert (heavy.level_sizes, heavy.num_user_vectors, heavy.hidden) == ((32, 32), (12, 4, 2), (64, 16, 8))
+    assert (heavy.level_sizes, heavy.num_user_vectors, heavy.hidden) == ((8, 8), (12, 4, 2), (64, 16, 8))
     one_level = variant_of("L S").change(small_config())
-    assert (one_level.level_sizes, one_level.hidden) == ((256,), (64, 8))
+    assert (one_level.level_sizes, one_level.hidden) == ((32,), (64, 8))
     flat = variant_of("M")
     assert not flat.with_index
     assert flat.change(small_config()).num_user_vectors[-1] == 4
