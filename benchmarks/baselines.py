@@ -53,16 +53,21 @@ class Mixture(OverArch):
 
     def shared(self, state: LevelState, vector_MQd: Tensor, feature_FBM: Tensor) -> Tensor:
         """Logits [B, M] of candidates that are the same for every request."""
-        return self.own(state, vector_MQd.expand(len(state.bias_B), *vector_MQd.shape), feature_FBM)
+        user_BPd = functional.normalize(state.vector_BPd, dim=-1)
+        logit_BMPQ = torch.einsum("bpd,mqd->bmpq", user_BPd, functional.normalize(vector_MQd, dim=-1))
+        return self._mixed(state, logit_BMPQ, self.ad_gate(vector_MQd.flatten(1)))
 
     def own(self, state: LevelState, vector_BMQd: Tensor, feature_FBM: Tensor) -> Tensor:
         """Logits [B, M] of each request's own candidates."""
         user_BPd = functional.normalize(state.vector_BPd, dim=-1)
-        ad_BMQd = functional.normalize(vector_BMQd, dim=-1)
-        logit_BMX = torch.einsum("bpd,bmqd->bmpq", user_BPd, ad_BMQd).flatten(2) / TEMPERATURE
-        gate_BMX = self.user_gate(functional.silu(state.hidden_BH))[:, None] + self.ad_gate(vector_BMQd.flatten(2))
-        share_BMX = torch.softmax(gate_BMX + self.pair_gate(logit_BMX * TEMPERATURE), dim=-1)
-        mixed_BM: Tensor = (share_BMX * logit_BMX).sum(-1)
+        logit_BMPQ = torch.einsum("bpd,bmqd->bmpq", user_BPd, functional.normalize(vector_BMQd, dim=-1))
+        return self._mixed(state, logit_BMPQ, self.ad_gate(vector_BMQd.flatten(2)))
+
+    def _mixed(self, state: LevelState, logit_BMPQ: Tensor, ad_gate_X: Tensor) -> Tensor:
+        """Logits of the components mixed by gates of the user, the ad ([M, X] or [B, M, X]) and both."""
+        logit_BMX = logit_BMPQ.flatten(2)
+        gate_BMX = self.user_gate(functional.silu(state.hidden_BH))[:, None] + ad_gate_X + self.pair_gate(logit_BMX)
+        mixed_BM: Tensor = (torch.softmax(gate_BMX, dim=-1) * logit_BMX).sum(-1) / TEMPERATURE
         return mixed_BM + state.bias_B[:, None]
 
     def exactly(self, state: LevelState, vector_BMQd: Tensor, feature_FBM: Tensor) -> Tensor:
