@@ -182,24 +182,26 @@ def run_cell(
     calibration, judged = _requests(world, data)
     arrays: dict[str, Floats] = {"user": judged.user_B.astype(np.float64)}
     index = publish(model, data.ads)
-    ways: list[tuple[int, ...] | Scan] = ["ad_scorer"]
-    beams: dict[float, tuple[int, ...]] = {}
-    if variant.with_index:
-        beams = _beams(model, index, data, calibration)
-        ways += ["exact", *beams.values()]
+    scans: list[tuple[int, ...] | Scan] = ["ad_scorer", "exact"] if variant.with_index else ["ad_scorer"]
     truth_BN = world.truth(data, judged.row_B)
-    found = answer(model, index, data, judged.row_B, ways, k=LARGE_K)
+    scanned = answer(model, index, data, judged.row_B, scans, k=LARGE_K)
     worth = _worth(judged, truth_BN)
-    arrays |= {f"scorer@{k}": worth(found[0], k) for k in (K, LARGE_K)}
+    arrays |= {f"scorer@{k}": worth(scanned[0], k) for k in (K, LARGE_K)}
     if truth_BN is not None:
         arrays |= {f"best@{k}": _best(truth_BN, k) for k in (K, LARGE_K)}
     figures: dict[str, Any] = {
         "data": world.name, "variant": variant.name, "what": variant.what, "seed": seed, "config": asdict(config),
         "train_s": round(trained_s, 1), "steps": report.num_steps, "ads": index.num_ads, "requests": len(judged.row_B),
     }  # fmt: skip
+    beams: dict[float, tuple[int, ...]] = {}
     if variant.with_index:
-        arrays |= {f"exact@{k}": worth(found[1], k) for k in (K, LARGE_K)}
-        figures |= _index_figures(model, index, found, beams, arrays, worth)
+        beams = _beams(model, index, data, calibration)
+        # Asked for K ads only: a beam scores more of them when asked for more.
+        answered = answer(model, index, data, judged.row_B, list(beams.values()), k=K)
+        found = dict(zip(beams, answered, strict=True))
+        arrays |= {f"exact@{k}": worth(scanned[1], k) for k in (K, LARGE_K)}
+        arrays |= {f"cost.{cost}": worth(answers, K) for cost, answers in found.items()}
+        figures |= _index_figures(model, index, scanned[1].ad_code_BK[:, :K], found, beams)
     if further is not None:
         figures |= further(model, index, data, beams)
     figures["seconds"] = round(time.perf_counter() - started, 1)
@@ -242,15 +244,15 @@ def _best(truth_BN: NDArray[Any], k: int) -> Floats:
 
 
 def _index_figures(
-    model: RetrievalModel, index: Index, found: list[Answers], beams: Mapping[float, tuple[int, ...]],
-    arrays: dict[str, Floats], worth: Callable[[Answers, int], Floats],
+    model: RetrievalModel, index: Index, exact_BK: NDArray[np.int64], found: Mapping[float, Answers],
+    beams: Mapping[float, tuple[int, ...]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Curve over the cost grid and health; the worth of every request at every cost goes into `arrays`."""
-    curve, exact_BK = [], found[1].ad_code_BK[:, :K]
-    for (cost, beam), answers in zip(beams.items(), found[2:], strict=True):
-        arrays[f"cost.{cost}"] = worth(answers, K)
-        coverage = float(np.nanmean(recall_at_k(answers.ad_code_BK[:, :K], exact_BK)))
-        curve.append({"limit": cost, "beams": beam, "cost": float(answers.cost_B.mean()), "coverage": coverage})
+    """Curve over the cost grid, and health."""
+    curve = []
+    for limit, answers in found.items():
+        coverage = float(np.nanmean(recall_at_k(answers.ad_code_BK, exact_BK)))
+        cost = float(answers.cost_B.mean())
+        curve.append({"limit": limit, "beams": beams[limit], "cost": cost, "coverage": coverage})
     health = index_health(model, index)
     with torch.no_grad():
         weights = [round(float(w), 4) for w in model.ensemble_weights()[-1]]

@@ -295,7 +295,7 @@ def beam_choices(level_sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 RELATED = (0, 16, 64)
 """Numbers of related ads worth trying beside a beam, where the model counts co-visits."""
-SPARE = (10, 20, 40, 80, 160, 320)
+SPARE = (5, 10, 20, 40, 80, 160, 320)
 """Numbers of ads worth scoring in full beyond those asked for."""
 
 

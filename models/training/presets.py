@@ -58,8 +58,8 @@ def laptop() -> Preset:
         transfer=TransferConfig(weight=3.0, beta=10.0, train=TrainConfig(batch_size=512)),
         retrieval=RetrievalConfig(
             level_sizes=(32,),
-            num_user_vectors=(4, 4),
-            hidden=(16, 16),
+            num_user_vectors=(2, 4),
+            hidden=(8, 16),
             training=RetrievalTraining(
                 final_rate=0.1, level_rows=64, beam_every=2, beam_weight=1.0, beam_scan=4, beam_best=32
             ),

@@ -10,8 +10,9 @@ import torch
 
 from benchmarks import index_quality
 from benchmarks.baselines import dot_config, mixture_of_logits, two_tower
-from benchmarks.index_cells import COSTS, Cell
+from benchmarks.index_cells import COSTS, VARIANTS, Cell, preset_of, run_cell
 from benchmarks.index_quality import against, area, comparisons
+from benchmarks.worlds import World, open_world
 from models.index.publish import publish
 from models.index.search import exact_search
 from tests.models.index.small import small_ads, small_config, small_schema, small_users
@@ -82,3 +83,24 @@ def test_cells_of_different_values_are_different_files(tmp_path: Path) -> None:
         assert not Cell.exists(path)
         one.save(path)
         assert Cell.load(path).arrays["scorer@10"].tolist() == [value]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return open_world("tiny", tmp_path_factory.mktemp("cache"), None, report=lambda line: None)
+
+
+@pytest.mark.parametrize("variant", ["joint", "no_residual"])
+def test_a_cell_holds_what_every_request_got_within_each_cost(tiny: World, variant: str) -> None:
+    judged = run_cell(tiny, VARIANTS[variant], 0, {"min_steps": 1})
+    curve = judged.values["curve"]
+    assert [point["limit"] for point in curve] == [c for c in COSTS if f"cost.{c}" in judged.arrays]
+    for point in curve:
+        assert 0.0 < point["cost"] < 1.5 * point["limit"]
+        assert 0.0 < point["coverage"] <= 1.0
+        worth_B = judged.arrays[f"cost.{point['limit']}"]
+        assert worth_B.shape == judged.arrays["user"].shape
+        assert 0.0 < worth_B.sum() <= judged.arrays["best@10"].sum()
+    assert judged.arrays["exact@10"].sum() < judged.arrays["exact@100"].sum()
+    sizes = {"joint": preset_of(tiny).level_sizes, "no_residual": (8, 8)}[variant]
+    assert [level["num_possible"] for level in judged.values["health"]["levels"]] == np.cumprod(sizes).tolist()
