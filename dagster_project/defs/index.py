@@ -54,13 +54,16 @@ def hierarchical_index(home: Home, as_of: str) -> Made:
     from dagster_project.lib import index_stages
 
     version, audit = index_stages.publish_index(home, as_of, CODE)
-    curve = index_stages.frontier(audit["sweep"])
+    num_levels = len(audit["level_sizes"])
+    curve = index_stages.frontier(audit["sweep"], num_levels)
     plain = {name: value for name, value in audit.items() if isinstance(value, (int, float))}
     metadata = {
         **numbers(plain),
         "dagster/row_count": audit["num_ads"],
         "levels": table([{"level": n, **level} for n, level in enumerate(audit["health"]["levels"], 1)]),
-        "tiers": table([{"tier": name, "beams": "x".join(map(str, b))} for name, b in audit["tiers"].items()]),
+        "tiers": table(
+            [{"tier": name, "beams": index_stages.in_words(b, num_levels)} for name, b in audit["tiers"].items()]
+        ),
         "recall by cost": table(curve),
         "recall curve": chart("Recall of the exact answer, cheap to dear", {"recall": [p["coverage"] for p in curve]}),
         "slices": table([{"slice": name, **row} for name, row in audit["report"]["slices"].items()]),

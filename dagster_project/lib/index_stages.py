@@ -35,6 +35,7 @@ from models.index.health import health_problems, index_health
 from models.index.joint import TeacherPairs, TrainingReport, train_retrieval
 from models.index.monn import RetrievalModel
 from models.index.publish import Index, publish
+from models.index.search import Beams
 from models.index.storage import load_index, load_model, save_index, save_model
 
 MODEL, INDEX = "index/retrieval_model", "index/hierarchical_index"
@@ -175,11 +176,16 @@ def headline(report: AuditReport) -> dict[str, float]:
     }
 
 
-def frontier(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Points of a sweep that no cheaper point beats, cheapest first."""
+def in_words(beams: list[int], num_levels: int) -> str:
+    """Beams as people read them."""
+    return str(Beams.parse(beams, num_levels))
+
+
+def frontier(points: list[dict[str, Any]], num_levels: int) -> list[dict[str, Any]]:
+    """Points of a sweep that no cheaper point beats, cheapest first, with their beams in words."""
     best, kept = -1.0, []
     for point in sorted(points, key=lambda p: p["cost"]):
         if point["coverage"] > best:
             best = point["coverage"]
-            kept.append({**point, "beams": "x".join(map(str, point["beams"]))})
+            kept.append({**point, "beams": in_words(point["beams"], num_levels)})
     return kept

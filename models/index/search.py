@@ -83,6 +83,12 @@ class Beams:
             )
         return cls(widths, *further)
 
+    def __str__(self) -> str:
+        """For people: `6 nodes, 20 spare`."""
+        parts = [f"{' x '.join(map(str, self.widths))} nodes"]
+        parts += [f"{self.related} related"] * bool(self.related)
+        return ", ".join([*parts, f"{self.spare} spare" if self.spare else "every ad"])
+
 
 @torch.no_grad()
 def beam_search(

@@ -167,6 +167,12 @@ def test_a_sample_holds_the_best_first_and_counts_nothing_twice() -> None:
         assert all((s in best) == (v == -float("inf")) for s, v in zip(drawn, value, strict=True))
 
 
+def test_beams_read_as_words() -> None:
+    assert str(Beams.parse((4, 8), 2)) == "4 x 8 nodes, every ad"
+    assert str(Beams.parse((6, 16, 20), 1)) == "6 nodes, 16 related, 20 spare"
+    assert str(Beams.parse((6, 0, 20), 1)) == "6 nodes, 20 spare"
+
+
 @pytest.mark.parametrize("beams", [(2,), (2, 0), (2, 2, -1), (2, 2, 0, -1), (2, 2, 0, 0, 0)])
 def test_beams_that_do_not_fit_are_named(beams: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"beams: \({', '.join(map(str, beams))},?\)"):
